@@ -1,0 +1,279 @@
+r"""How far apart two prompts leave the hidden states of the continuation they share.
+
+For prompts :math:`A, B` followed by one continuation, :math:`D_l(t) = |h_l^A(t) - h_l^B(t)|` at
+every site of the residual stream. All K prompts run as one batch; what the model computes is read
+as it passes, and only D is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+from transformers import DynamicCache
+
+from nohair.errors import Failed, Refused
+from nohair.lab import anatomy
+from nohair.lab.models import Subject
+from nohair.lab.texts import Texts
+
+METRICS = ("l2", "relative", "angle")
+FLOOR_POINTS = 64
+
+Take = Callable[[int, int, Tensor], None]
+
+
+def measure(
+    subject: Subject,
+    prompts: Texts,
+    continuations: Texts,
+    *,
+    chunk: int = 512,
+    bos: bool = True,
+    floor: bool = True,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Measure D for every pair of prompts, continuation, layer and position.
+
+    Parameters
+    ----------
+    subject
+        The model.
+    prompts, continuations
+        Ids of shape (K, P) and (C, T).
+    chunk
+        Tokens per forward pass; what came before is in the model's own key-value cache.
+    bos
+        Put the tokenizer's own first token before each prompt, if it has one.
+    floor
+        Also measure the floor, by one more run of the first prompt with other chunks.
+    progress
+        Show a bar; by default on a terminal only.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``distance`` (continuation, layer, pair, t), the l2 distance; ``norm`` (continuation,
+        layer, prompt, t), the states' norms, from which `metric` makes the other two;
+        ``floor`` (layer,), the largest D between two runs of one prompt that differ in nothing
+        but the order of their arithmetic (nan where not measured). All in the units of the
+        residual stream. Coordinate ``layer`` counts the sites from 1: the state after each
+        block, then the state after the final norm; ``site`` says which (``block``, ``final``).
+
+    Raises
+    ------
+    Refused
+        Fewer than two prompts; P + T beyond the model's positions.
+    Failed
+        The states of a layer are not finite, or all zero; the layer is named.
+    """
+    head = [subject.bos] if bos and subject.bos is not None else []
+    count, prompt_tokens = prompts.ids.shape
+    rows, horizon = continuations.ids.shape
+    check_length(subject, prompt_tokens, horizon, len(head))
+    if count < 2:
+        raise Refused(f"{count} prompt: a distance needs at least 2 prompts")
+    begun = time.perf_counter()
+    sites = subject.anatomy.layers + 1
+    start = len(head) + prompt_tokens
+    cuts = _cuts(start + horizon, chunk)
+    other_cuts = _cuts(start + horizon, max(1, chunk * 3 // 5))
+    probes = np.unique(np.geomspace(1, horizon, FLOOR_POINTS).round().astype(int)) - 1
+
+    distance = np.empty((rows, sites, count * (count - 1) // 2, horizon), np.float32)
+    norm = np.empty((rows, sites, count, horizon), np.float32)
+    first = np.empty((sites, len(probes), subject.anatomy.width), np.float32)
+    again = np.empty_like(first)
+
+    def keep(c: int) -> Take:
+        def take(site: int, at: int, states: Tensor) -> None:
+            now = slice(at, at + states.shape[1])
+            distance[c, site, :, now] = _pairwise(states).cpu()
+            norm[c, site, :, now] = _norms(states, _name(site, sites), at).cpu()
+            if floor and c == 0:
+                _probe(first, site, at, states, probes)
+
+        return take
+
+    def compare(site: int, at: int, states: Tensor) -> None:
+        _probe(again, site, at, states, probes)
+
+    total = rows * len(cuts) + floor * len(other_cuts)
+    quiet = None if progress is None else not progress
+    with tqdm(total=total, unit="chunk", desc="measuring", disable=quiet, leave=False) as bar:
+        for c in range(rows):
+            shared = np.tile(continuations.ids[c], (count, 1))
+            ids = np.concatenate([np.tile(head, (count, 1)), prompts.ids, shared], axis=1)
+            ids = ids.astype(np.int64)
+            _stream(subject, ids, cuts, start, keep(c), bar)
+            if floor and c == 0:
+                _stream(subject, ids[:1], other_cuts, start, compare, bar)
+
+    gap = np.linalg.norm(first - again, axis=-1).max(axis=-1)
+    pairs = combinations(prompts.names, 2)
+    return xr.Dataset(
+        {
+            "distance": (("continuation", "layer", "pair", "t"), distance),
+            "norm": (("continuation", "layer", "prompt", "t"), norm),
+            "floor": (("layer",), gap if floor else np.full(sites, np.nan, np.float32)),
+        },
+        coords={
+            "continuation": list(continuations.names),
+            "layer": np.arange(1, sites + 1),
+            "site": ("layer", ["block"] * (sites - 1) + ["final"]),
+            "pair": [f"{a} | {b}" for a, b in pairs],
+            "prompt": list(prompts.names),
+            "t": np.arange(1, horizon + 1),
+        },
+        attrs={
+            **{key: value for key, value in subject.provenance.items() if value is not None},
+            "prompt_tokens": prompt_tokens,
+            "horizon": horizon,
+            "continuation_kind": continuations.kind,
+            "bos": len(head),
+            "chunk": chunk,
+            "prompts_sha256": prompts.sha256,
+            "continuations_sha256": continuations.sha256,
+            "seconds": time.perf_counter() - begun,
+        },
+    )
+
+
+def metric(record: xr.Dataset, name: str) -> xr.DataArray:
+    r"""Express the measured distances in one of the `METRICS`.
+
+    Parameters
+    ----------
+    record
+        What `measure` returned.
+    name
+        ``l2``: :math:`D = |a - b|`; ``relative``: D over the mean norm of the two states;
+        ``angle``: between the two states, in radians, by the exact identity
+        :math:`|\hat a - \hat b|^2 = (D^2 - (|a| - |b|)^2) / (|a| |b|)`.
+
+    Raises
+    ------
+    Refused
+        No such metric.
+    """
+    if name not in METRICS:
+        raise Refused(f"metric {name!r} is unknown; choose {', '.join(METRICS)}")
+    distance: xr.DataArray = record.distance
+    if name == "l2":
+        return distance
+    first, second = np.array(list(combinations(range(record.sizes["prompt"]), 2))).T
+    a = record.norm.isel(prompt=xr.DataArray(first, dims="pair")).astype(float)
+    b = record.norm.isel(prompt=xr.DataArray(second, dims="pair")).astype(float)
+    if name == "relative":
+        expressed = distance / ((a + b) / 2)
+    else:
+        chord = np.sqrt(np.clip((distance.astype(float) ** 2 - (a - b) ** 2) / (a * b), 0, 4))
+        expressed = 2 * np.arcsin(chord / 2)
+    ordered: xr.DataArray = expressed.transpose(*distance.dims)
+    return ordered
+
+
+def check_length(subject: Subject, prompt_tokens: int, horizon: int, head: int = 0) -> None:
+    """Refuse what does not fit into the model's positions; some families run on silently.
+
+    Raises
+    ------
+    Refused
+        The tokens before the continuation and the continuation exceed the context.
+    """
+    asked, context = head + prompt_tokens + horizon, subject.anatomy.context
+    if asked > context:
+        raise Refused(
+            f"{subject.name} has {context} positions, P + T asks for {asked} "
+            f"(P = {prompt_tokens}, T = {horizon}); lower one of them"
+        )
+
+
+def _cuts(length: int, chunk: int) -> list[slice]:
+    if chunk < 1:
+        raise Refused(f"chunk {chunk}: a forward pass needs at least 1 token")
+    return [slice(a, min(a + chunk, length)) for a in range(0, length, chunk)]
+
+
+@torch.inference_mode()
+def _stream(
+    subject: Subject, ids: NDArray[np.int64], cuts: list[slice], start: int, take: Take, bar: Any
+) -> None:
+    """Run the batch chunk by chunk and hand over the continuation's states as they pass.
+
+    `take` gets the site (from 0), the offset in the continuation and the states
+    (K, tokens, width). Only the base model runs: no logits are made.
+    """
+    model = subject.model
+    tokens = torch.from_numpy(ids).to(subject.device)
+    cache = DynamicCache(config=model.config)
+    now = slice(0, 0)
+
+    def read(site: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            before = max(0, start - now.start)
+            if before < states.shape[1]:
+                take(site, now.start + before - start, states[:, before:])
+
+        return hook
+
+    with _hooked([*anatomy.blocks(model), anatomy.final_norm(model)], read):
+        for now in cuts:
+            model.base_model(tokens[:, now], cache=cache, use_cache=True)
+            bar.update()
+
+
+@contextmanager
+def _hooked(modules: list[Any], hook: Callable[[int], Callable[..., None]]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook(i)) for i, module in enumerate(modules)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pairwise(states: Tensor) -> Tensor:
+    """Distances of all pairs, (pairs, tokens): differences first, norms second, in float32.
+
+    The Gram shortcut |a|² + |b|² - 2ab loses every digit where D is small beside the norm.
+    """
+    states = states.float()
+    gaps = [torch.linalg.vector_norm(states[k + 1 :] - s, dim=-1) for k, s in enumerate(states)]
+    return torch.cat(gaps)
+
+
+def _norms(states: Tensor, name: str, at: int) -> Tensor:
+    """Norms (K, tokens), accumulated in float64 since `metric` takes their differences."""
+    norms: Tensor = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float64)
+    finite = norms.isfinite().all(dim=0)
+    if not finite.all():
+        t = at + 1 + int((~finite).nonzero()[0])
+        raise Failed(
+            f"{name}: states are not finite at t = {t} (overflow of {states.dtype}?); "
+            "measure in float32"
+        )
+    if not norms.any():
+        raise Failed(f"{name}: all states are zero from t = {at + 1}; the weights look empty")
+    return norms
+
+
+def _name(site: int, sites: int) -> str:
+    return "final norm" if site == sites - 1 else f"layer {site + 1}"
+
+
+def _probe(
+    into: NDArray[np.float32], site: int, at: int, states: Tensor, probes: NDArray[np.int64]
+) -> None:
+    here = (probes >= at) & (probes < at + states.shape[1])
+    into[site, here] = states[0, torch.from_numpy(probes[here] - at)].float().cpu()

@@ -1,0 +1,314 @@
+"""Loading a subject: a model under measurement, by preset, hub id, folder or GGUF file."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from gguf import GGUFReader
+from huggingface_hub.utils import logging as hub_logging
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from nohair.errors import Refused
+from nohair.lab import anatomy, twins
+from nohair.places import PRESETS
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under measurement, ready to be run.
+
+    Parameters
+    ----------
+    name
+        As it was asked for.
+    model, tokenizer
+        From transformers; the model is in evaluation mode and asks for no gradients.
+    anatomy
+        How it is put together.
+    bos
+        The id that its tokenizer puts before every text, or None.
+    provenance
+        Where the weights come from: ``model, revision, commit, weights_sha256, twin,
+        twin_seed, dtype, device, note``.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    anatomy: anatomy.Anatomy
+    bos: int | None
+    provenance: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the ids have to be."""
+        device: torch.device = self.model.device
+        return device
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where weights, configuration and tokenizer are, in transformers' words."""
+
+    path: str | None
+    options: dict[str, Any]
+    files: tuple[Path, ...] = ()
+    config: dict[str, Any] | None = None
+    initializer_range: float | None = None
+    tokenizer: str | None = None
+    note: str = ""
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Read the subjects that the project names itself, from ``data/presets/*.yml``."""
+    table: dict[str, dict[str, Any]] = {}
+    for path in sorted(PRESETS.glob("*.yml")):
+        table |= yaml.safe_load(path.read_text("utf8"))
+    return table
+
+
+def load(
+    spec: str,
+    revision: str | None = None,
+    twin: str | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    *,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> Subject:
+    """Load a model to be measured.
+
+    Parameters
+    ----------
+    spec
+        A preset's name, a hub id, a local folder, or a GGUF file.
+    revision
+        Branch, tag or commit on the hub.
+    twin
+        None for the model itself; ``init``, ``config`` or ``permuted`` for its untrained
+        counterpart, see `nohair.lab.twins`. A preset without weights is an ``init`` twin
+        unless told otherwise.
+    dtype
+        ``float32``, ``bfloat16`` or ``float16``.
+    device
+        ``auto`` takes a GPU where there is one.
+    seed
+        Of the twin's weights.
+    trust_remote_code
+        Let the hub's own Python run. Off unless you know the author.
+
+    Raises
+    ------
+    Refused
+        Unknown model, dtype, device, twin or architecture; weights that are missing, truncated
+        or of another hash than the preset states.
+    """
+    twins.check(twin)
+    if dtype not in DTYPES:
+        raise Refused(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
+    place = _device(device)
+    source = _locate(spec, revision)
+    source.options["trust_remote_code"] = trust_remote_code
+    with _quiet():
+        config = _config(spec, source)
+        shape = anatomy.describe(config)
+        tokenizer = _tokenizer(spec, source)
+        if source.config is not None:
+            twin = twin or "init"
+            if twin == "permuted":
+                raise Refused(f"preset {spec!r} has no weights to permute; use init or config")
+        if twin in ("init", "config"):
+            model = twins.fresh(config, twin, seed, DTYPES[dtype])
+        else:
+            model = _weights(spec, source, DTYPES[dtype])
+            if twin == "permuted":
+                twins.permute(model, seed)
+    model.to(place).eval().requires_grad_(False)
+    provenance = {
+        "model": spec,
+        "revision": revision,
+        "commit": getattr(config, "_commit_hash", None),
+        "weights_sha256": {p.name: _sha256(p) for p in source.files},
+        "twin": twin,
+        "twin_seed": None if twin is None else seed,
+        "dtype": dtype,
+        "device": str(place),
+        "note": source.note,
+    }
+    return Subject(spec, model, tokenizer, shape, _bos(tokenizer), provenance)
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator or torch.device("cpu")
+    try:
+        return torch.zeros(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise Refused(f"device {device!r} cannot be used here ({reason}); try cpu") from None
+
+
+def _locate(spec: str, revision: str | None) -> _Source:
+    if spec in presets():
+        return _preset(spec, presets()[spec])
+    path = Path(spec).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise Refused(f"GGUF file {spec} does not exist; check the path")
+        return _gguf(path)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            files = tuple(sorted(path.glob("*.safetensors")))
+            return _Source(str(path), {"local_files_only": True}, files)
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return _gguf(found[0])
+        raise Refused(
+            f"folder {spec} holds no config.json and {len(found)} GGUF files; "
+            "name a model's folder or one GGUF file"
+        )
+    if not HUB_ID.fullmatch(spec):
+        raise Refused(f"model {spec!r} is no preset, folder, GGUF file or hub id{_hint(spec)}")
+    return _Source(spec, {"revision": revision or "main"})
+
+
+def _hint(spec: str) -> str:
+    near = difflib.get_close_matches(spec, presets(), 1)
+    return f"; did you mean {near[0]!r}?" if near else "; `nohair models` lists the presets"
+
+
+def _preset(name: str, entry: dict[str, Any]) -> _Source:
+    if "config" in entry:
+        return _Source(None, {}, config=entry["config"], tokenizer=entry["tokenizer"])
+    packed = entry["gguf"]
+    package = importlib.util.find_spec(packed["package"])  # found, not imported: it needs more
+    if package is None or package.origin is None:
+        raise Refused(f"preset {name!r} is not on this disk; {packed['install']}")
+    path = Path(package.origin).parent / packed["file"]
+    if not path.is_file() or _sha256(path) != packed["sha256"]:
+        raise Refused(
+            f"preset {name!r}: {path.name} is missing, truncated or altered (its sha256 is not "
+            f"the preset's); {packed['install']} --force-reinstall"
+        )
+    source = _gguf(path)
+    return _Source(
+        source.path,
+        source.options,
+        source.files,
+        initializer_range=entry.get("initializer_range"),
+        note=entry.get("note", ""),
+    )
+
+
+def _gguf(path: Path) -> _Source:
+    try:
+        end = max(int(t.data_offset) + int(t.n_bytes) for t in GGUFReader(path).tensors)
+    except (ValueError, IndexError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise Refused(
+            f"GGUF file {path} is truncated or no GGUF ({reason}); fetch it again"
+        ) from None
+    if path.stat().st_size < end:
+        raise Refused(
+            f"GGUF file {path} is truncated: {path.stat().st_size} bytes of {end}; fetch it again"
+        )
+    return _Source(str(path.parent), {"gguf_file": path.name}, (path,))
+
+
+def _config(spec: str, source: _Source) -> Any:
+    if source.config is not None:
+        shape = dict(source.config)
+        shape |= {"bos_token_id": None, "eos_token_id": None}  # the defaults lie beyond the table
+        return AutoConfig.for_model(shape.pop("model_type"), **shape)
+    with _refusals(spec):
+        config = AutoConfig.from_pretrained(source.path, **source.options)
+    if source.initializer_range is not None:
+        config.initializer_range = source.initializer_range
+    return config
+
+
+def _weights(spec: str, source: _Source, dtype: torch.dtype) -> Any:
+    with _refusals(spec):
+        options = dict(source.options)
+        if "gguf_file" not in options:
+            options["use_safetensors"] = True  # never a pickle: loading one runs its code
+        return AutoModelForCausalLM.from_pretrained(source.path, dtype=dtype, **options)
+
+
+def _tokenizer(spec: str, source: _Source) -> Any:
+    if source.tokenizer is not None:
+        return _tokenizer(source.tokenizer, _locate(source.tokenizer, None))
+    with _refusals(spec):
+        return AutoTokenizer.from_pretrained(source.path, **source.options)
+
+
+@contextmanager
+def _refusals(spec: str) -> Iterator[None]:
+    """Turn what the loader throws at bad input into one line that names the mend."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise Refused(f"model {spec!r} cannot be read: {str(error).splitlines()[0]}") from None
+        raise Refused(
+            f"model {spec!r} wants to run code of its own; pass --trust-remote-code "
+            "(trust_remote_code=True) only if you know its author"
+        ) from None
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Refused(
+            f"model {spec!r} is no preset, no folder here, and cannot be had from the hub "
+            f"({reason}){_hint(spec)}"
+        ) from None
+
+
+def _bos(tokenizer: Any) -> int | None:
+    first = tokenizer("a").input_ids[0]
+    return int(first) if first == tokenizer.bos_token_id else None
+
+
+@cache
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the loaders' bars and advice off everything but a terminal.
+
+    Reading a GGUF draws a bar that no setting turns off, hence the redirection.
+    """
+    if sys.stderr.isatty():
+        yield
+        return
+    libraries = (transformers_logging, hub_logging)
+    levels = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity_error()
+    try:
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            yield
+    finally:
+        for library, level in zip(libraries, levels, strict=True):
+            library.set_verbosity(level)

@@ -1,0 +1,199 @@
+"""Token ids for a measurement: prompts that differ, continuations that all of them share.
+
+Texts are turned into ids one by one and joined as ids; the joined string is never tokenised, so
+every prompt is followed by the same continuation ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nohair.errors import Refused
+from nohair.lab.models import Subject
+from nohair.places import TEXTS
+
+Kind = Literal["text", "shuffled", "random", "generated"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Rows of token ids, all of one length.
+
+    Parameters
+    ----------
+    ids
+        Integers of shape (number of texts, tokens).
+    names
+        One per row.
+    kind
+        ``prompt``, or the kind of continuation.
+    """
+
+    ids: NDArray[np.int64]
+    names: tuple[str, ...]
+    kind: str
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the ids: two measurements with the same hash used the same tokens."""
+        return hashlib.sha256(np.ascontiguousarray(self.ids, dtype="<i8").tobytes()).hexdigest()
+
+
+def prompts(
+    subject: Subject, count: int, tokens: int, *, seed: int = 0, folder: Path = TEXTS
+) -> Texts:
+    """Draw prompts: the first `tokens` ids of `count` of the files in ``folder/prompts``.
+
+    Parameters
+    ----------
+    subject
+        Whose tokenizer is used.
+    count
+        K, at least two: a distance needs a pair.
+    tokens
+        P, the same for all.
+    seed
+        Decides which files; a larger `count` adds to those of a smaller one.
+
+    Raises
+    ------
+    Refused
+        Fewer than two prompts, more than there are, or one that is too short.
+    """
+    if count < 2:
+        raise Refused(f"{count} prompt: a distance needs at least 2 prompts")
+    if tokens < 1:
+        raise Refused(f"prompts of {tokens} tokens: ask for at least 1")
+    files = _choose(folder / "prompts", count, seed)
+    rows = []
+    for file in files:
+        ids = _ids(subject, file.read_text("utf8"))
+        if len(ids) < tokens:
+            raise Refused(
+                f"prompt {file.name} has {len(ids)} tokens, {tokens} are asked for; "
+                "ask for fewer or lengthen the text"
+            )
+        rows.append(ids[:tokens])
+    return Texts(np.stack(rows), tuple(file.stem for file in files), "prompt")
+
+
+def continuations(
+    subject: Subject,
+    count: int,
+    tokens: int,
+    kind: str = "text",
+    *,
+    seed: int = 0,
+    folder: Path = TEXTS,
+    prompt: NDArray[np.int64] | None = None,
+) -> Texts:
+    """Draw continuations of `tokens` ids.
+
+    Parameters
+    ----------
+    subject
+        Whose tokenizer is used (and, for ``generated``, whose sampler).
+    count
+        How many; each starts with another file of ``folder/continuations``.
+    tokens
+        T; a text that ends earlier goes on with the next file.
+    kind
+        ``text``: prose as it stands. ``shuffled``: the same ids in random order, which keeps
+        how often a token occurs and destroys the rest. ``random``: ids drawn evenly from the
+        vocabulary, special ones left out. ``generated``: the model's own, sampled at
+        temperature 1 after `prompt`.
+    seed
+        Of the choice, the shuffling and the sampling.
+    prompt
+        The ids, shape (P,), from which ``generated`` sets out.
+
+    Raises
+    ------
+    Refused
+        Unknown kind, no continuation asked for, more than there are, or a horizon longer than
+        all texts together.
+    """
+    if kind not in get_args(Kind):
+        raise Refused(f"continuation kind {kind!r} is unknown; choose {', '.join(get_args(Kind))}")
+    if count < 1 or tokens < 1:
+        raise Refused(f"{count} continuations of {tokens} tokens: ask for at least 1 of 1")
+    rng = np.random.default_rng(seed)
+    if kind == "random":
+        allowed = np.setdiff1d(_vocabulary(subject), subject.tokenizer.all_special_ids)
+        return Texts(rng.choice(allowed, (count, tokens)), _numbered(kind, count), kind)
+    if kind == "generated":
+        if prompt is None:
+            raise Refused("generated continuations need a prompt to set out from")
+        rows = [_generate(subject, prompt, tokens, seed + c) for c in range(count)]
+        return Texts(np.stack(rows), _numbered(kind, count), kind)
+    ids, names = _joined(subject, count, tokens, seed, folder / "continuations")
+    if kind == "shuffled":
+        ids = rng.permuted(ids, axis=1)
+    return Texts(ids, names, kind)
+
+
+def _choose(folder: Path, count: int, seed: int) -> list[Path]:
+    files = sorted(folder.glob("*.txt"))
+    if count > len(files):
+        raise Refused(f"{count} texts asked for, {folder.name}/ holds {len(files)}; add some")
+    order = np.random.default_rng(seed).permutation(len(files))
+    return [files[i] for i in order[:count]]
+
+
+def _ids(subject: Subject, text: str) -> NDArray[np.int64]:
+    return np.array(subject.tokenizer(text, add_special_tokens=False).input_ids, dtype=np.int64)
+
+
+def _joined(
+    subject: Subject, count: int, tokens: int, seed: int, folder: Path
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Let each row start with a file of its own and go on, a blank line between, with the next."""
+    _choose(folder, count, seed)
+    files = _choose(folder, len(list(folder.glob("*.txt"))), seed)
+    texts = [_ids(subject, file.read_text("utf8") + "\n") for file in files]
+    if tokens > (total := sum(map(len, texts))):
+        raise Refused(
+            f"a horizon of {tokens} tokens: the continuations together have {total}; "
+            "ask for fewer or add texts"
+        )
+    rows = [np.concatenate(texts[c:] + texts[:c])[:tokens] for c in range(count)]
+    return np.stack(rows), tuple(file.stem for file in files[:count])
+
+
+def _vocabulary(subject: Subject) -> NDArray[np.int64]:
+    return np.arange(min(len(subject.tokenizer), subject.model.config.vocab_size))
+
+
+def _numbered(kind: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{kind}-{c + 1}" for c in range(count))
+
+
+def _generate(
+    subject: Subject, prompt: NDArray[np.int64], tokens: int, seed: int
+) -> NDArray[np.int64]:
+    head = [] if subject.bos is None else [subject.bos]
+    ids = torch.tensor([[*head, *prompt.tolist()]], device=subject.device)
+    devices = [subject.device] if subject.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        out = subject.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            suppress_tokens=subject.tokenizer.all_special_ids or None,
+            pad_token_id=0,
+        )
+    drawn: NDArray[np.int64] = out[0, ids.shape[1] :].cpu().numpy()
+    return drawn

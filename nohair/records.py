@@ -1,0 +1,167 @@
+"""Labelled results on disk: an `xarray.Dataset` as NetCDF, a JSON summary beside it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+import xarray as xr
+
+from nohair.errors import Refused
+from nohair.places import RECORDS, ROOT
+
+SCHEMA = 1
+VERSIONS = ("nohair", "torch", "transformers", "numpy", "scipy", "xarray")
+
+
+def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = None) -> Path:
+    """Write a record, and its summary beside it, each complete or not at all.
+
+    Parameters
+    ----------
+    record
+        Its ``attrs`` may hold anything that JSON can: they are kept as one JSON text, the plain
+        ones also as NetCDF attributes of their own.
+    path
+        Where to; the ending ``.nc`` is added when missing, the summary gets ``.json``.
+    summary
+        The few numbers that people quote.
+
+    Returns
+    -------
+    pathlib.Path
+        Of the NetCDF file.
+
+    Raises
+    ------
+    Refused
+        The folder cannot be written.
+    """
+    path = Path(path)
+    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
+    plain = {k: v for k, v in record.attrs.items() if isinstance(v, str | int | float)}
+    plain = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
+    stamped = record.drop_attrs(deep=False).assign_attrs(
+        plain, nohair_schema=SCHEMA, provenance=json.dumps(record.attrs)
+    )
+    packing = {name: {"zlib": True, "complevel": 4} for name in record.data_vars}
+    with _beside(path) as work:
+        stamped.to_netcdf(work / path.name, engine="netcdf4", encoding=packing)
+        if summary is not None:
+            text = json.dumps(summary, indent=2) + "\n"
+            (work / path.with_suffix(".json").name).write_text(text, "utf8")
+    return path
+
+
+def load(name: str | Path) -> xr.Dataset:
+    """Read a record.
+
+    Parameters
+    ----------
+    name
+        A path, or the name of a reference record in ``data/records``.
+
+    Raises
+    ------
+    Refused
+        No such record (the nearest name is shown), or a file that is no record.
+    """
+    path = Path(name)
+    if not path.exists():
+        path = RECORDS / f"{name}.nc"
+    if not path.is_file():
+        known = references()
+        near = difflib.get_close_matches(str(name), known, 1) or known
+        raise Refused(
+            f"record {str(name)!r} is neither a file nor a reference record; "
+            f"nearest: {', '.join(near) or 'none'}"
+        )
+    try:
+        with xr.open_dataset(path, engine="netcdf4") as file:
+            record = file.load()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise Refused(f"{path} is no record ({str(error).splitlines()[0]}); measure anew") from None
+    schema = record.attrs.get("nohair_schema")
+    if schema != SCHEMA:
+        found = "no schema" if schema is None else f"schema {schema}"
+        raise Refused(f"{path} is no record of this version: {found}, {SCHEMA} is read here")
+    return record.drop_attrs(deep=False).assign_attrs(json.loads(record.attrs["provenance"]))
+
+
+def references() -> list[str]:
+    """Name the records that come with the project, in ``data/records``."""
+    return sorted(path.stem for path in RECORDS.glob("*.nc"))
+
+
+def thin(record: xr.Dataset, points: int = 96) -> xr.Dataset:
+    """Keep log-spaced positions only: a record small enough to be shared.
+
+    Parameters
+    ----------
+    record
+        Any record with a coordinate ``t``.
+    points
+        About how many positions stay; where they would fall between two, fewer.
+    """
+    t = record.t.to_numpy()
+    wanted = np.unique(np.geomspace(t[0], t[-1], points).round().astype(int))
+    return record.sel(t=wanted, method="nearest")
+
+
+def surroundings() -> dict[str, Any]:
+    """Collect what a measurement was made with: versions, commit, machine, peak memory, date."""
+    return {
+        "versions": {name: version(name) for name in VERSIONS},
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "commit_of_nohair": _commit(),
+        "peak_mib": round(peak_mib(), 1),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def peak_mib() -> float:
+    """Largest memory this process has held so far, in MiB."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().peak_wset) / 2**20
+    import resource  # not there on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Give a folder beside `path`; rename what it holds into place when the block has ended."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(dir=path.parent, prefix=".writing-")
+    except OSError as error:
+        reason = error.strerror
+        raise Refused(f"cannot write to {path.parent} ({reason}); choose another --out") from None
+    with folder as work:
+        yield Path(work)
+        for file in sorted(Path(work).iterdir()):
+            file.replace(path.with_name(file.name))
