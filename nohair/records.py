@@ -50,8 +50,7 @@ def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = 
     Refused
         The folder cannot be written.
     """
-    path = Path(path)
-    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
+    path = writable(path)
     plain = {k: v for k, v in record.attrs.items() if isinstance(v, str | int | float)}
     plain = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
     stamped = record.drop_attrs(deep=False).assign_attrs(
@@ -63,6 +62,31 @@ def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = 
         if summary is not None:
             text = json.dumps(summary, indent=2) + "\n"
             (work / path.with_suffix(".json").name).write_text(text, "utf8")
+    return path
+
+
+def writable(path: str | Path) -> Path:
+    """Complete the path of a record to be, and see that its folder takes files.
+
+    Parameters
+    ----------
+    path
+        The ending ``.nc`` is added when missing; the folder is made when missing.
+
+    Raises
+    ------
+    Refused
+        The folder cannot be made or written, or `path` is one itself.
+    """
+    path = Path(path)
+    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
+    if path.is_dir():
+        raise Refused(f"{path} is a folder; name a file for the record")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryDirectory(dir=path.parent, prefix=".writing-").cleanup()
+    except OSError as error:
+        raise Refused(f"cannot write to {path.parent} ({error.strerror}); choose another") from None
     return path
 
 
@@ -155,13 +179,7 @@ def _commit() -> str | None:
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """Give a folder beside `path`; rename what it holds into place when the block has ended."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = TemporaryDirectory(dir=path.parent, prefix=".writing-")
-    except OSError as error:
-        reason = error.strerror
-        raise Refused(f"cannot write to {path.parent} ({reason}); choose another --out") from None
-    with folder as work:
+    with TemporaryDirectory(dir=path.parent, prefix=".writing-") as work:
         yield Path(work)
         for file in sorted(Path(work).iterdir()):
             file.replace(path.with_name(file.name))

@@ -62,12 +62,13 @@ def measure(
     Returns
     -------
     xarray.Dataset
-        ``distance`` (continuation, layer, pair, t), the l2 distance; ``norm`` (continuation,
-        layer, prompt, t), the states' norms, from which `metric` makes the other two;
+        ``distance`` (layer, continuation, pair, t), the l2 distance; ``norm`` (layer,
+        continuation, prompt, t), the states' norms, from which `metric` makes the other two;
         ``floor`` (layer,), the largest D between two runs of one prompt that differ in nothing
-        but the order of their arithmetic (nan where not measured). All in the units of the
-        residual stream. Coordinate ``layer`` counts the sites from 1: the state after each
-        block, then the state after the final norm; ``site`` says which (``block``, ``final``).
+        but the order of their arithmetic, or the rounding of one state where that is larger
+        (nan where not measured). All in the units of the residual stream. Coordinate ``layer``
+        counts the sites from 1: the state after each block, then the state after the final
+        norm; ``site`` says which (``block``, ``final``).
 
     Raises
     ------
@@ -85,20 +86,21 @@ def measure(
     begun = time.perf_counter()
     sites = subject.anatomy.layers + 1
     start = len(head) + prompt_tokens
-    cuts = _cuts(start + horizon, chunk)
-    other_cuts = _cuts(start + horizon, max(1, chunk * 3 // 5))
+    length = start + horizon
+    cuts = _cuts(length, chunk)
+    other_cuts = _cuts(length, max(1, min(chunk, length) * 3 // 5))
     probes = np.unique(np.geomspace(1, horizon, FLOOR_POINTS).round().astype(int)) - 1
 
-    distance = np.empty((rows, sites, count * (count - 1) // 2, horizon), np.float32)
-    norm = np.empty((rows, sites, count, horizon), np.float32)
+    distance = np.empty((sites, rows, count * (count - 1) // 2, horizon), np.float32)
+    norm = np.empty((sites, rows, count, horizon), np.float32)
     first = np.empty((sites, len(probes), subject.anatomy.width), np.float32)
     again = np.empty_like(first)
 
     def keep(c: int) -> Take:
         def take(site: int, at: int, states: Tensor) -> None:
             now = slice(at, at + states.shape[1])
-            distance[c, site, :, now] = _pairwise(states).cpu()
-            norm[c, site, :, now] = _norms(states, _name(site, sites), at).cpu()
+            distance[site, c, :, now] = _pairwise(states).cpu()
+            norm[site, c, :, now] = _norms(states, _name(site, sites), at).cpu()
             if floor and c == 0:
                 _probe(first, site, at, states, probes)
 
@@ -119,12 +121,13 @@ def measure(
                 _stream(subject, ids[:1], other_cuts, start, compare, bar)
 
     gap = np.linalg.norm(first - again, axis=-1).max(axis=-1)
+    rounding = torch.finfo(subject.model.dtype).eps * norm.mean(axis=(1, 2, 3))
     pairs = combinations(prompts.names, 2)
     return xr.Dataset(
         {
-            "distance": (("continuation", "layer", "pair", "t"), distance),
-            "norm": (("continuation", "layer", "prompt", "t"), norm),
-            "floor": (("layer",), gap if floor else np.full(sites, np.nan, np.float32)),
+            "distance": (("layer", "continuation", "pair", "t"), distance),
+            "norm": (("layer", "continuation", "prompt", "t"), norm),
+            "floor": (("layer",), np.maximum(gap, rounding) if floor else np.full(sites, np.nan)),
         },
         coords={
             "continuation": list(continuations.names),
@@ -135,7 +138,7 @@ def measure(
             "t": np.arange(1, horizon + 1),
         },
         attrs={
-            **{key: value for key, value in subject.provenance.items() if value is not None},
+            **subject.provenance,
             "prompt_tokens": prompt_tokens,
             "horizon": horizon,
             "continuation_kind": continuations.kind,
@@ -160,14 +163,18 @@ def metric(record: xr.Dataset, name: str) -> xr.DataArray:
         ``angle``: between the two states, in radians, by the exact identity
         :math:`|\hat a - \hat b|^2 = (D^2 - (|a| - |b|)^2) / (|a| |b|)`.
 
+    Returns
+    -------
+    xarray.DataArray
+        Of the record's dimensions; the coordinate ``floor`` (layer,) is in the same units.
+
     Raises
     ------
     Refused
         No such metric.
     """
-    if name not in METRICS:
-        raise Refused(f"metric {name!r} is unknown; choose {', '.join(METRICS)}")
-    distance: xr.DataArray = record.distance
+    check_metric(name)
+    distance: xr.DataArray = record.distance.assign_coords(floor=record.floor)
     if name == "l2":
         return distance
     first, second = np.array(list(combinations(range(record.sizes["prompt"]), 2))).T
@@ -178,8 +185,22 @@ def metric(record: xr.Dataset, name: str) -> xr.DataArray:
     else:
         chord = np.sqrt(np.clip((distance.astype(float) ** 2 - (a - b) ** 2) / (a * b), 0, 4))
         expressed = 2 * np.arcsin(chord / 2)
+    typical = record.norm.mean(("continuation", "prompt", "t"))
+    expressed = expressed.assign_coords(floor=record.floor / typical)
     ordered: xr.DataArray = expressed.transpose(*distance.dims)
     return ordered
+
+
+def check_metric(name: str) -> None:
+    """Refuse a metric that does not exist.
+
+    Raises
+    ------
+    Refused
+        `name` is not one of the `METRICS`.
+    """
+    if name not in METRICS:
+        raise Refused(f"metric {name!r} is unknown; choose {', '.join(METRICS)}")
 
 
 def check_length(subject: Subject, prompt_tokens: int, horizon: int, head: int = 0) -> None:

@@ -85,6 +85,15 @@ def presets() -> dict[str, dict[str, Any]]:
     return table
 
 
+def missing(preset: str) -> str | None:
+    """Say why a preset cannot be had on this machine, with the mend; None if it can."""
+    try:
+        _locate(preset, None)
+    except Refused as refusal:
+        return str(refusal)
+    return None
+
+
 def load(
     spec: str,
     revision: str | None = None,

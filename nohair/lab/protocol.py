@@ -1,0 +1,99 @@
+"""One measurement from its settings: draw the texts, run the model, label the result."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xarray as xr
+
+from nohair import records
+from nohair.lab import distances, texts
+from nohair.lab.models import Subject
+from nohair.places import TEXTS
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The settings that two measurements must share to be comparable.
+
+    Parameters
+    ----------
+    prompts
+        K, how many prompts; K(K-1)/2 pairs.
+    prompt_tokens
+        P, tokens per prompt.
+    continuations
+        How many continuations.
+    horizon
+        T, tokens per continuation.
+    kind
+        Of the continuations: ``text``, ``shuffled``, ``random`` or ``generated``.
+    bos
+        Whether the tokenizer's own first token, if it has one, precedes each prompt.
+    seed
+        Of the choice of texts, of shuffling and of sampling.
+    """
+
+    prompts: int = 8
+    prompt_tokens: int = 32
+    continuations: int = 4
+    horizon: int = 1024
+    kind: str = "text"
+    bos: bool = True
+    seed: int = 0
+
+
+def run(
+    subject: Subject,
+    protocol: Protocol,
+    *,
+    folder: Path = TEXTS,
+    chunk: int = 512,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Measure one subject.
+
+    Parameters
+    ----------
+    subject
+        The model.
+    protocol
+        The settings.
+    folder
+        Holds ``prompts/*.txt`` and ``continuations/*.txt``.
+    chunk, progress
+        As in `nohair.lab.distances.measure`.
+
+    Returns
+    -------
+    xarray.Dataset
+        What `nohair.lab.distances.measure` returns; its ``attrs`` hold the protocol and the
+        surroundings too.
+
+    Raises
+    ------
+    Refused
+        What the texts or the model cannot give; nothing was run.
+    Failed
+        See `nohair.lab.distances.measure`.
+    """
+    head = int(protocol.bos and subject.bos is not None)
+    distances.check_length(subject, protocol.prompt_tokens, protocol.horizon, head)
+    asked = texts.prompts(
+        subject, protocol.prompts, protocol.prompt_tokens, seed=protocol.seed, folder=folder
+    )
+    shared = texts.continuations(
+        subject,
+        protocol.continuations,
+        protocol.horizon,
+        protocol.kind,
+        seed=protocol.seed,
+        folder=folder,
+        prompt=asked.ids[0],
+    )
+    record = distances.measure(
+        subject, asked, shared, chunk=chunk, bos=protocol.bos, progress=progress
+    )
+    settings = {"protocol": asdict(protocol), **records.surroundings()}
+    return record.assign_attrs(settings)

@@ -1,0 +1,188 @@
+"""Pictures of measurements: each function takes data and an axis and returns the axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.patches import FancyBboxPatch
+from matplotlib_inline.backend_inline import set_matplotlib_formats
+from numpy.typing import ArrayLike
+from xarray import DataArray
+
+from nohair.claims import Claim
+from nohair.decay import ABOVE_FLOOR, Comparison, Fit
+
+# Okabe and Ito's colours, told apart by every common kind of colour vision.
+TRAINED, UNTRAINED, CONTROL, THIRD = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+INK, PAPER, REFERENCE = "#20262d", "#fcfcfa", "#646c75"
+
+
+def use() -> None:
+    """Switch to the book's style, and notebooks to SVG that is the same for the same data."""
+    plt.style.use(Path(__file__).with_name("book.mplstyle"))
+    set_matplotlib_formats("svg", metadata={"Date": None})
+
+
+def layer_colour(layer: int, layers: int) -> Any:
+    """Colour of a block: dark for early ones, light for late ones, readable on paper."""
+    return mpl.colormaps["viridis"](Normalize(1, max(layers, 2))(layer) * 0.85)
+
+
+def experiment(ax: Axes, prompts: int, prompt_tokens: int, horizon: int) -> Axes:
+    """Draw the design: different prompts, one continuation, distances between states."""
+    rows = [(2.2, "prompt A", TRAINED), (1.0, "prompt B", UNTRAINED)]
+    for y, name, colour in rows:
+        _box(ax, 0.0, y, 2.5, colour, f"{name}\nP = {prompt_tokens} tokens", "white")
+        _box(ax, 2.65, y, 5.2, "#e8eaec", f"the same continuation, t = 1 … {horizon}", INK)
+    for x in (3.2, 4.6, 6.0, 7.4):
+        ax.annotate("", (x, 1.78), (x, 2.18), arrowprops={"arrowstyle": "<->", "color": INK})
+    ax.text(3.95, 1.98, "D(layer, t)", va="center", ha="center", fontsize=9.5, style="italic")
+    ax.text(0.0, 0.55, f"{prompts} prompts give {prompts * (prompts - 1) // 2} pairs", fontsize=9.5)
+    ax.set(xlim=(-0.1, 8.0), ylim=(0.3, 3.1))
+    ax.axis("off")
+    return ax
+
+
+def _box(ax: Axes, x: float, y: float, width: float, face: str, text: str, ink: str) -> None:
+    style = "round,pad=0,rounding_size=0.12"
+    ax.add_patch(FancyBboxPatch((x, y), width, 0.75, boxstyle=style, facecolor=face, linewidth=0))
+    ax.text(x + width / 2, y + 0.375, text, ha="center", va="center", color=ink, fontsize=9.5)
+
+
+def curves(ax: Axes, mean: DataArray, every: int = 4, title: str = "") -> Axes:
+    """Draw D(t), log-log, at every `every`-th block and after the final norm.
+
+    Parameters
+    ----------
+    ax
+        Where to.
+    mean
+        Mean distance (layer, t) with the coordinates ``floor`` and ``site``.
+    every
+        Which blocks: the first, then each `every`-th, and always the last.
+    title
+        Above the axis.
+    """
+    t = mean.t.to_numpy()
+    shown = np.unique(np.geomspace(1, t[-1], 160).round().astype(int)) - 1  # log-spaced
+    blocks, final = mean.sel(layer=mean.site == "block"), mean.sel(layer=mean.site == "final")
+    layers = blocks.sizes["layer"]
+    for layer in sorted({1, *range(every, layers + 1, every), layers}):
+        label = f"block {layer}" if layer in (1, layers) else None
+        colour = layer_colour(layer, layers)
+        ax.loglog(t[shown], blocks.sel(layer=layer)[shown], color=colour, lw=1.2, label=label)
+    ax.loglog(t[shown], final[0, shown], color=INK, ls=(0, (5, 1.5)), lw=1.6, label="final norm")
+    floor = ABOVE_FLOOR * mean.floor.to_numpy()
+    if (floor > 0).any():
+        label = f"{ABOVE_FLOOR:g} × floor"
+        ax.axhspan(floor[floor > 0].min(), floor.max(), color=THIRD, alpha=0.3, lw=0, label=label)
+    middle = len(t) // 8
+    reference = 1.5 * float(blocks[:, middle].max()) * t[middle] / t[middle:]
+    ax.loglog(t[middle:], reference, color=REFERENCE, ls=":", label="1/t")
+    ax.set(xlabel="t, position in the continuation", ylabel="distance D", title=title)
+    ax.legend(ncols=2)
+    return ax
+
+
+def alphas(ax: Axes, profiles: Mapping[str, Sequence[Fit]], claims: Sequence[Claim] = ()) -> Axes:
+    """Draw α against depth with intervals; the last point of each profile is the final norm.
+
+    Parameters
+    ----------
+    ax
+        Where to.
+    profiles
+        A list of fits, block by block and then the final norm, by name.
+    claims
+        Reported ranges to shade.
+    """
+    shades = (TRAINED, UNTRAINED)
+    for claim, shade in zip(claims, shades, strict=False):
+        assert claim.low is not None
+        assert claim.high is not None
+        ax.axhspan(claim.low, claim.high, color=shade, alpha=0.13, lw=0)
+        text = f"{claim.text.lower()}, as reported"
+        ax.text(1, claim.high, text, va="bottom", fontsize=8.5, color=shade)
+    for (name, fits), colour, mark in zip(
+        profiles.items(), (TRAINED, UNTRAINED, CONTROL, THIRD, INK), "osD^v", strict=False
+    ):
+        alpha, low, high = np.array([(f.alpha, f.low, f.high) for f in fits]).T
+        depth = np.arange(1, len(fits) + 1)
+        ax.fill_between(depth[:-1], low[:-1], high[:-1], color=colour, alpha=0.22, lw=0)
+        ax.plot(depth[:-1], alpha[:-1], color=colour, marker=mark, ms=3.4, label=name)
+        error = [[alpha[-1] - low[-1]], [high[-1] - alpha[-1]]]
+        ax.errorbar(depth[-1] + 0.6, alpha[-1], error, color=colour, marker=mark, ms=5, mfc=PAPER)
+    ax.axhline(1, color=REFERENCE, ls=":")
+    ax.text(1, 1.0, "pure dilution", va="bottom", fontsize=8.5, color=REFERENCE)
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel="block (open mark: after the final norm)", ylabel="α")
+    ax.legend(loc="best")
+    return ax
+
+
+def local(ax: Axes, exponents: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Axes:
+    """Draw local exponents, given as (t, α(t)) by name."""
+    colours = (TRAINED, UNTRAINED, CONTROL, THIRD, INK)
+    for (name, (t, alpha)), colour in zip(exponents.items(), colours, strict=False):
+        ax.semilogx(t, alpha, color=colour, label=name)
+    ax.axhline(1, color=REFERENCE, ls=":")
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)")
+    ax.legend(loc="best")
+    return ax
+
+
+def window_map(ax: Axes, starts: ArrayLike, ends: ArrayLike, grid: ArrayLike) -> Axes:
+    """Draw α for every window as a heat map, each value written into its cell."""
+    starts, ends, grid = np.asarray(starts), np.asarray(ends), np.asarray(grid)
+    image = ax.imshow(grid, cmap="cividis", origin="lower", aspect="auto")
+    middle = np.nanmean(image.get_clim())
+    for (row, column), alpha in np.ndenumerate(grid):
+        if np.isfinite(alpha):
+            ink = "white" if alpha < middle else "black"
+            ax.text(column, row, f"{alpha:.2f}", ha="center", va="center", color=ink, fontsize=9)
+    ax.set_xticks(range(len(ends)), [f"{e:g}" for e in ends])
+    ax.set_yticks(range(len(starts)), [f"{s:g}" for s in starts])
+    ax.set(xlabel="window ends at t", ylabel="window starts at t")
+    ax.grid(visible=False)
+    ax.figure.colorbar(image, ax=ax, label="α")
+    return ax
+
+
+def forms(ax: Axes, comparison: Comparison) -> Axes:
+    """Draw how far each form stays from the curve (rms of log D); undecided ones are filled."""
+    rows = comparison.rows[::-1]
+    for y, row in enumerate(rows):
+        possible = row["form"] in comparison.undecided
+        face = TRAINED if possible else PAPER
+        ax.barh(y, float(row["rms"]), color=face, edgecolor=TRAINED, height=0.6)
+    ax.set_yticks(range(len(rows)), [f"${row['formula']}$" for row in rows])
+    ax.set(xlabel="rms distance from the curve, in log D (filled: not excluded)")
+    ax.grid(visible=False, axis="y")
+    return ax
+
+
+def forest(ax: Axes, fits: Mapping[str, Fit], claim: Claim | None = None) -> Axes:
+    """Draw one α with its interval per row, and a reported range to compare with."""
+    if claim is not None:
+        assert claim.low is not None
+        assert claim.high is not None
+        ax.axvspan(claim.low, claim.high, color=UNTRAINED, alpha=0.13, lw=0)
+        text = f"{claim.text.lower()}, as reported"
+        ax.text(claim.low, -0.85, text, fontsize=8.5, color=UNTRAINED, va="center")
+    for y, fit in enumerate(fits.values()):
+        error = [[fit.alpha - fit.low], [fit.high - fit.alpha]]
+        ax.errorbar(fit.alpha, y, xerr=error, color=INK, marker="o", ms=4.5, capsize=2.5)
+    ax.set_yticks(range(len(fits)), list(fits))
+    ax.set_ylim(len(fits) - 0.5, -1.2)
+    ax.axvline(0, color=INK, lw=0.7)
+    ax.set(xlabel="α, with its interval")
+    ax.grid(visible=False, axis="y")
+    return ax
