@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
 
+import pandas as pd
 import yaml
 
 from nohair.decay import Fit
@@ -31,8 +33,8 @@ class Claim:
     def verdict(self, fit: Fit) -> str:
         """Say where a measured exponent lies, its interval taken into account.
 
-        ``inside``, ``below`` or ``above`` when the whole interval is; ``reaches into`` when the
-        interval and the reported range share a part only.
+        ``inside``, ``below`` or ``above`` the reported range where the whole interval is;
+        ``partly inside`` where the two share a part.
 
         Raises
         ------
@@ -44,15 +46,23 @@ class Claim:
         if isnan(fit.alpha):
             return "no decay measurable"
         if fit.high < self.low:
-            return "below the reported range"
+            return "below"
         if fit.low > self.high:
-            return "above the reported range"
-        if self.low <= fit.low and fit.high <= self.high:
-            return "inside the reported range"
-        return "its interval reaches into the reported range"
+            return "above"
+        return "inside" if self.low <= fit.low and fit.high <= self.high else "partly inside"
 
 
 def load() -> dict[str, Claim]:
     """Read the claims from ``data/claims.yml``, by their names in the design (C1, C2, …)."""
     entries = yaml.safe_load((DATA / "claims.yml").read_text("utf8"))
     return {name: Claim(name, e["text"], *e.get("range", ())) for name, e in entries.items()}
+
+
+def table(measured: Iterable[tuple[Claim, str, Fit]]) -> pd.DataFrame:
+    """Set claims beside measurements, one row each, given as (claim, what was measured, fit)."""
+    rows = [
+        (claim.name, what, str(fit), claim.reported, claim.verdict(fit))
+        for claim, what, fit in measured
+    ]
+    columns = ["claim", "subject", "measured here", "as reported", "the interval lies"]
+    return pd.DataFrame(rows, columns=columns).set_index("claim").rename_axis(None)

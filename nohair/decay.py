@@ -9,9 +9,9 @@ A distance is one curve, shape ``(t,)``, or ``(continuation, pair, t)`` with the
 in the order of ``itertools.combinations(range(K), 2)``. Curves are averaged before the logarithm.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, isqrt, nan
+from math import isqrt, nan
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,8 @@ from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from nohair.errors import Refused
+from nohair.forms import FORMS, Array, Form, alpha, named
 
-Array = NDArray[np.float64]
 Window = tuple[float, float]
 
 PER_OCTAVE = 4
@@ -29,85 +29,6 @@ ABOVE_FLOOR = 3.0
 # A float32 distance is rounded by 6e-8 of itself. A curve met this closely is met exactly, so a
 # form with one more parameter cannot win by fitting rounding errors.
 SMALLEST_RMS = 1e-6
-
-
-def _alpha(x: Array, y: Array) -> Array:
-    """Minus the least-squares slope of y (..., bins) on x (bins,)."""
-    centred = x - x.mean()
-    return np.asarray(-(y @ centred) / (centred @ centred))
-
-
-def _log_floored(x: Array, a: Array, c: Array) -> Array:
-    with np.errstate(divide="ignore"):  # c = 0 is a legal floor
-        return np.logaddexp(-a * x, np.log(c))
-
-
-@dataclass(frozen=True)
-class Form:
-    """One law ``D(t) = A * shape(t)``.
-
-    ``log_shape`` maps ``(log t, *parameters)`` to ``log(D / A)`` and broadcasts. A parameter in
-    ``amplitudes`` has the unit of distance and is searched as a multiple of A. A search begins at
-    the best point of ``grid`` (one axis per parameter); ``closed`` solves a form without one.
-    """
-
-    name: str
-    formula: str
-    log_shape: Callable[..., Array]
-    bounds: Mapping[str, tuple[float, float]]
-    grid: tuple[Array, ...] = ()
-    amplitudes: tuple[str, ...] = ()
-    closed: Callable[[Array, Array], Array] | None = None
-
-
-# Exponents met in this field stay within [-5, 5]; unbounded, an offset power law turns into an
-# exponential (a and p to infinity together). A stretched exponential turns into a power law as
-# b -> 0: below 0.1 no three decades of data tell them apart.
-_A, _TAU, _B = (-5.0, 5.0), (1e-30, 1e12), (0.1, 5.0)
-_EXPONENTS, _TAUS = np.linspace(-2, 3, 11), np.geomspace(1e-9, 1e6, 31)
-
-FORMS: Mapping[str, Form] = {
-    form.name: form
-    for form in (
-        Form("power", r"A\,t^{-a}", lambda x, a: -a * x, {"a": (-inf, inf)}, closed=_alpha),
-        Form(
-            "exponential",
-            r"A\,e^{-t/\tau}",
-            lambda x, tau: -np.exp(x) / tau,
-            {"tau": _TAU},
-            (_TAUS,),
-        ),
-        Form(
-            "stretched",
-            r"A\,e^{-(t/\tau)^b}",
-            lambda x, tau, b: -np.exp(b * (x - np.log(tau))),
-            {"tau": _TAU, "b": _B},
-            (_TAUS, np.geomspace(0.11, 4.9, 9)),
-        ),
-        Form(
-            "power_floor",
-            r"A\,t^{-a} + c",
-            _log_floored,
-            {"a": _A, "c": (0.0, 1e12)},
-            (_EXPONENTS, np.geomspace(1e-9, 1e6, 31)),
-            amplitudes=("c",),
-        ),
-        Form(
-            "offset_power",
-            r"A\,(t + p)^{-a}",
-            lambda x, a, p: -a * np.log(np.exp(x) + p),
-            {"a": _A, "p": (0.0, 1e9)},
-            (_EXPONENTS, np.geomspace(0.1, 1e5, 13)),
-        ),
-        Form(
-            "power_log",
-            r"A\,(\log t)^k / t",
-            lambda x, k: k * np.log(x) - x,
-            {"k": (0.0, 100.0)},
-            (np.arange(1.0, 16.0, 3.0),),
-        ),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -134,13 +55,18 @@ class Fit:
     measurable: bool
     note: str
 
+    def __str__(self) -> str:
+        if not self.measurable:
+            return "no decay measurable"
+        return f"{self.alpha:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
     def curve(self, t: ArrayLike) -> Array:
         """Distance of the fitted form at `t`, in the unit of the data; nan if not measurable."""
         x = np.log(np.asarray(t, dtype=float))
         if not self.measurable:
             return np.full_like(x, nan)
         form, amplitude = FORMS[self.form], self.parameters["A"]
-        unit = {name: amplitude for name in form.amplitudes}
+        unit = dict.fromkeys(form.amplitudes, amplitude)
         theta = [self.parameters[name] / unit.get(name, 1.0) for name in form.bounds]
         return np.asarray(amplitude * np.exp(form.log_shape(x, *theta)))
 
@@ -217,7 +143,8 @@ def fit(
     distance : (t,) or (continuation, pair, t), any unit
     window : first and last t, both included
     form : a name in `FORMS`
-    floor : (t,) numerical noise level, unit of `distance`; t at or below 3 x floor are left out
+    floor : one value or (t,), numerical noise level in the unit of `distance`; t at or below
+        3 x floor are left out
     draws, seed : of the bootstrap
     level : of the interval
 
@@ -226,7 +153,7 @@ def fit(
     Refused : unknown form, shapes that do not match, a distance that is not finite, a window
         outside the data
     """
-    law = _form(form)
+    law = named(form)
     _check_bootstrap(draws, level)
     view = _View(t, distance, window, floor)
     alpha, low, high, parameters, note = nan, nan, nan, {}, view.shortfall
@@ -256,6 +183,30 @@ def fit(
     )
 
 
+def profile(
+    t: ArrayLike,
+    distance: ArrayLike,
+    window: Window,
+    form: str = "power",
+    *,
+    floor: ArrayLike | None = None,
+    draws: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> list[Fit]:
+    """Fit one form at every layer; every layer sees the same bootstrap draws.
+
+    Parameters and errors as in `fit`, with `distance` (layer, t) or (layer, continuation, pair, t)
+    and `floor` (layer,) or (layer, t).
+    """
+    layers = np.asarray(distance)
+    floors = [None] * len(layers) if floor is None else np.asarray(floor)
+    return [
+        fit(t, layer, window, form, floor=noise, draws=draws, seed=seed, level=level)
+        for layer, noise in zip(layers, floors, strict=True)
+    ]
+
+
 def compare(
     t: ArrayLike,
     distance: ArrayLike,
@@ -276,7 +227,7 @@ def compare(
 
     Parameters and errors as in `fit`; `forms` are names in `FORMS`.
     """
-    laws = [_form(name) for name in forms]
+    laws = [named(name) for name in forms]
     _check_bootstrap(draws, 0.95)
     view = _View(t, distance, window, floor)
     n, needed = view.y.size, 4 + max(len(law.bounds) for law in laws)
@@ -312,10 +263,10 @@ def compare(
     )
     undecided = tuple(laws[i].name for i in order if delta[i] < 10 or share[i] >= 0.05)
     best, *rivals = undecided
-    outcome = (
-        f"but {', '.join(rivals)} cannot be excluded" if rivals else "the other forms are excluded"
-    )
-    verdict = f"{best} fits best over t in [{view.used[0]:g}, {view.used[1]:g}], {outcome}"
+    others = ", ".join(FORMS[name].title for name in rivals)
+    outcome = f"not excluded: {others}" if rivals else "every other law is excluded"
+    start, end = view.used
+    verdict = f"{FORMS[best].title} fits best over t in [{start:g}, {end:g}]; {outcome}"
     return Comparison(best, undecided, verdict, rows)
 
 
@@ -383,20 +334,14 @@ def window_grid(
     """
     mean = _checked(t, distance)[1].mean(axis=(0, 1))
 
-    def alpha(start: float, end: float) -> float:
+    def exponent(start: float, end: float) -> float:
         if end < 2 * start:
             return nan
         view = _View(t, mean, (start, end), floor)
-        return nan if view.shortfall else float(_alpha(view.x, view.y))
+        return nan if view.shortfall else float(alpha(view.x, view.y))
 
     ends = tuple(ends)
-    return np.array([[alpha(start, end) for end in ends] for start in starts])
-
-
-def _form(name: str) -> Form:
-    if name not in FORMS:
-        raise Refused(f"unknown form {name!r}: choose one of {', '.join(FORMS)}")
-    return FORMS[name]
+    return np.array([[exponent(start, end) for end in ends] for start in starts])
 
 
 def _check_bootstrap(draws: int, level: float) -> None:
@@ -431,10 +376,11 @@ class _View:
         self, t: ArrayLike, distance: ArrayLike, window: Window | None, floor: ArrayLike | None
     ) -> None:
         t, samples = _checked(t, distance)
-        noise = np.zeros_like(t) if floor is None else np.asarray(floor, dtype=float)
-        if noise.shape != t.shape or not np.isfinite(noise).all():
+        noise = np.asarray(0.0 if floor is None else floor, dtype=float)
+        if noise.shape not in ((), t.shape) or not np.isfinite(noise).all():
             raise Refused(
-                f"floor of shape {noise.shape}: give a finite value for each of {t.size} t"
+                f"floor of shape {noise.shape}: give one finite value, or one for each of "
+                f"{t.size} t"
             )
         start, end = window or (1.0, t[-1])
         labels = bins(t, (start, end))
@@ -497,7 +443,7 @@ class _View:
     def parameters(self, law: Form, theta: Array) -> dict[str, float]:
         """Named parameters of the mean curve, in the units of t and of the distance."""
         amplitude = float(np.exp(self.residual(law, self.y, theta)[0]))
-        unit = {name: amplitude for name in law.amplitudes}
+        unit = dict.fromkeys(law.amplitudes, amplitude)
         named = zip(law.bounds, theta.tolist(), strict=True)
         return {"A": amplitude} | {name: value * unit.get(name, 1.0) for name, value in named}
 
@@ -505,35 +451,37 @@ class _View:
         """Least-squares theta (curve, parameter) of ys (curve, bins), from `start` if known."""
         if law.closed:
             return law.closed(self.x, ys)[:, None]
-        if start is None:
-            start = self.coarse(law, ys.mean(axis=0))
+        low, high = np.array(list(law.bounds.values())).T
+        scale = low > 0  # such a parameter spans decades: its logarithm is searched
+
+        def inward(theta: Array) -> Array:
+            return np.where(scale, np.log(np.where(scale, theta, 1.0)), theta)
+
+        def outward(point: Array) -> Array:
+            return np.where(scale, np.exp(np.where(scale, point, 0.0)), point)
+
+        begin = np.array(law.start) if start is None else start
+        with np.errstate(divide="ignore"):
+            if not np.isfinite(law.log_shape(self.log_t, *begin)).all():
+                raise Refused(
+                    f"{law.name} has no value at t = {self.used[0]:g}: start the window at 2 or "
+                    "later, or leave the form out"
+                )
         searches = (
             least_squares(
-                lambda theta, y: self.residual(law, y, theta)[1],
-                start,
+                lambda point, y: self.residual(law, y, outward(point))[1],
+                inward(begin.clip(low, high)),
                 args=(y,),
-                bounds=tuple(zip(*law.bounds.values(), strict=True)),
-                x_scale="jac",  # tau may lie ten decades from where its search begins
+                bounds=(inward(low), inward(high)),
+                x_scale="jac",
                 ftol=1e-12,
                 xtol=1e-12,
                 gtol=1e-12,
             )
             for y in ys
         )
-        return np.array([search.x for search in searches]).reshape(len(ys), len(law.bounds))
-
-    def coarse(self, law: Form, y: Array) -> Array:
-        """Best point of the form's grid."""
-        grid = np.stack([axis.ravel() for axis in np.meshgrid(*law.grid)], axis=-1)
-        with np.errstate(divide="ignore"):
-            defined = np.isfinite(law.log_shape(self.log_t, *grid[0])).all()
-        if not defined:
-            raise Refused(
-                f"{law.name} has no value at t = {self.used[0]:g}: start the window at 2 or "
-                "later, or leave the form out"
-            )
-        _, residual = self.residual(law, y, grid)
-        return np.asarray(grid[(residual**2).sum(axis=-1).argmin()])
+        found = [outward(search.x) for search in searches]
+        return np.array(found).reshape(len(ys), low.size)
 
 
 def _drawn_interval(

@@ -91,6 +91,20 @@ def curves(ax: Axes, mean: DataArray, every: int = 4, title: str = "") -> Axes:
     return ax
 
 
+def pair(ax: Axes, means: Mapping[str, DataArray], window: tuple[float, float]) -> Axes:
+    """Draw D(t) of one site for a few subjects, by name, with 1/t and the window shaded."""
+    for (name, mean), colour in zip(means.items(), (TRAINED, UNTRAINED, CONTROL), strict=False):
+        ax.loglog(mean.t, mean, color=colour, label=name)
+    first = next(iter(means.values()))
+    late = first.t[first.t >= window[0]]
+    reference = float(first.sel(t=late[0])) * float(late[0]) / late
+    ax.loglog(late, reference, color=REFERENCE, ls=":", label="pure dilution, 1/t")
+    ax.axvspan(*window, color=REFERENCE, alpha=0.08, lw=0)
+    ax.set(xlabel="t, position in the continuation", ylabel="distance D after the final norm")
+    ax.legend(loc="lower left")
+    return ax
+
+
 def alphas(ax: Axes, profiles: Mapping[str, Sequence[Fit]], claims: Sequence[Claim] = ()) -> Axes:
     """Draw α against depth with intervals; the last point of each profile is the final norm.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,6 +89,7 @@ def measure(
     from nohair import decay, records
     from nohair.lab import distances, models
     from nohair.lab.protocol import Protocol, run
+    from nohair.summary import summarise
 
     protocol = Protocol(prompts, prompt_tokens, continuations, horizon, continuation, bos, seed)
     window = window or (min(16, horizon), horizon)
@@ -103,8 +103,8 @@ def measure(
     )
     record = run(subject, protocol, folder=texts, chunk=chunk)
     distance = distances.metric(record, metric)
-    fits = decay.profile(distance, window, seed=seed)
-    summary = _summary(record.attrs, distance, fits, metric)
+    fits = decay.profile(distance.t, distance, window, floor=distance.floor, seed=seed)
+    summary = summarise(record, distance, fits)
     records.save(record, path, summary)
     figure = _draw(distance, fits[-1], path.with_suffix(".svg"))
     if as_json:
@@ -112,45 +112,6 @@ def measure(
         return
     _table(summary, distance)
     print(f"record  {path}\nfigure  {figure}")
-
-
-def _summary(attrs: dict[str, Any], distance: Any, fits: list[Fit], metric: str) -> dict[str, Any]:
-    sites, floor = distance.site.values.tolist(), distance.floor.values.tolist()
-    layers = [
-        {
-            "layer": layer,
-            "site": site,
-            "alpha": _number(fit.alpha),
-            "low": _number(fit.low),
-            "high": _number(fit.high),
-            "floor": _number(level),
-            "note": fit.note,
-        }
-        for layer, (site, fit, level) in enumerate(zip(sites, fits, floor, strict=True), 1)
-    ]
-    last = fits[-1]
-    return {
-        "model": attrs["model"],
-        "revision": attrs["revision"],
-        "twin": attrs["twin"],
-        "prompt_tokens": attrs["prompt_tokens"],
-        "horizon": attrs["horizon"],
-        "window": list(last.window),
-        "level": last.level,
-        "metric": metric,
-        "protocol": attrs["protocol"],
-        "layers": layers,
-        "final": {key: layers[-1][key] for key in ("alpha", "low", "high", "note")},
-        "floor": _number(max(floor)),
-        "dtype": attrs["dtype"],
-        "device": attrs["device"],
-        "seconds": round(attrs["seconds"], 2),
-        "peak_mib": attrs["peak_mib"],
-    }
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.6g}")
 
 
 def _table(summary: dict[str, Any], distance: Any) -> None:

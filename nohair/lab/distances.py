@@ -175,6 +175,7 @@ def metric(record: xr.Dataset, name: str) -> xr.DataArray:
     """
     check_metric(name)
     distance: xr.DataArray = record.distance.assign_coords(floor=record.floor)
+    distance = distance.assign_attrs(metric=name)
     if name == "l2":
         return distance
     first, second = np.array(list(combinations(range(record.sizes["prompt"]), 2))).T
@@ -186,7 +187,7 @@ def metric(record: xr.Dataset, name: str) -> xr.DataArray:
         chord = np.sqrt(np.clip((distance.astype(float) ** 2 - (a - b) ** 2) / (a * b), 0, 4))
         expressed = 2 * np.arcsin(chord / 2)
     typical = record.norm.mean(("continuation", "prompt", "t"))
-    expressed = expressed.assign_coords(floor=record.floor / typical)
+    expressed = expressed.assign_coords(floor=record.floor / typical).assign_attrs(metric=name)
     ordered: xr.DataArray = expressed.transpose(*distance.dims)
     return ordered
 

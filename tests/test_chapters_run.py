@@ -1,0 +1,80 @@
+"""Every chapter of the book runs to its end on the smallest subjects, and its page is whole."""
+
+import re
+
+import nbformat
+import pytest
+
+from nohair.book import chapters
+from nohair.book.run import run
+
+SMALL = {
+    "01_forgetting": {
+        "model": "smoke-4",
+        "other_twins": ["config"],
+        "untrained": ["smoke"],
+        "prompt_tokens": 8,
+        "horizon": 256,
+        "prompts": 3,
+        "continuations": 2,
+        "window": [8, 256],
+    }
+}
+
+
+@pytest.fixture(scope="session", params=[chapter.name for chapter in chapters.listed()])
+def executed(request, tmp_path_factory):
+    """Run one chapter with its small parameters; a chapter without them fails here."""
+    tree = tmp_path_factory.mktemp("executed")
+    outcome = run(chapters.find(request.param), SMALL[request.param], tree=tree)
+    return outcome, nbformat.read(outcome.notebook, as_version=4)
+
+
+def test_every_key_pasted_in_the_text_was_glued(executed):
+    _, notebook = executed
+    pasted, glued = set(), set()
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            pasted |= set(re.findall(r"\{glue:\w+\}`([^`:]+)", cell.source))
+        else:
+            prefix = "application/papermill.record/"
+            for output in cell.outputs:
+                key = output.get("metadata", {}).get("scrapbook", {}).get("name", "")
+                glued.add(key.removeprefix(prefix))
+    assert pasted
+    assert pasted <= glued
+
+
+def test_every_figure_has_a_name_a_caption_and_a_text(executed):
+    _, notebook = executed
+    figures = 0
+    for cell in notebook.cells:
+        drawn = [o for o in cell.get("outputs", ()) if "image/svg+xml" in o.get("data", {})]
+        if drawn:
+            figures += 1
+            assert len(drawn) == 1, cell.source
+            about = cell.metadata["mystnb"]
+            assert len(about["image"]["alt"]) > 40
+            assert about["figure"]["name"].startswith("fig-")
+            assert len(about["figure"]["caption"]) > 40
+    assert figures >= 5
+
+
+def test_the_parameters_reach_the_measurement(executed):
+    outcome, notebook = executed
+    if outcome.chapter.name != "01_forgetting":
+        pytest.skip("asserts the parameters of chapter 1 only")
+    text = "\n".join(str(cell.get("outputs", "")) for cell in notebook.cells)
+    assert "t in [8, 256]" in text  # the window, in the verdict on the laws
+    assert "smoke-4" in text
+
+
+def test_sources_are_thin_and_clean():
+    for chapter in chapters.listed():
+        notebook = nbformat.read(chapter.source, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                assert not cell.outputs
+                assert cell.execution_count is None
+                assert len(cell.source.splitlines()) <= 15, cell.source
+                assert not re.search(r"^\s*(def|class) |register_\w*hook|lambda", cell.source, re.M)

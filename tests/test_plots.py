@@ -1,0 +1,101 @@
+"""Pictures show the data that they are given, and the same data give the same bytes."""
+
+import io
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+
+from nohair import claims, decay, plots
+
+mpl.use("Agg")
+T = np.arange(1, 513)
+
+
+@pytest.fixture
+def ax():
+    plots.use()
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close(figure)
+
+
+@pytest.fixture
+def mean():
+    """Six blocks and the final norm, each a power law of its own exponent."""
+    data = np.array([3.0 * T ** -(1 - 0.1 * layer) for layer in range(7)])
+    coords = {"layer": np.arange(1, 8), "t": T, "site": ("layer", ["block"] * 6 + ["final"])}
+    coords["floor"] = ("layer", np.full(7, 1e-5))
+    return xr.DataArray(data, coords, ("layer", "t"))
+
+
+def test_curves_draw_first_every_nth_and_last_block_the_final_norm_and_the_reference(ax, mean):
+    assert plots.curves(ax, mean, every=4) is ax
+    lines = ax.get_lines()
+    assert len(lines) == 3 + 1 + 1  # blocks 1, 4, 6; the final norm; 1/t
+    assert lines[0].get_ydata()[0] == mean[0, 0]
+    assert lines[3].get_ydata()[-1] == mean[-1, -1]
+    x, y = lines[4].get_data()
+    assert y[0] / y[-1] == pytest.approx(x[-1] / x[0])
+    assert {"block 1", "block 6", "final norm", "3 × floor", "1/t"} == {
+        text.get_text() for text in ax.get_legend().get_texts()
+    }
+
+
+def test_a_floor_that_was_not_measured_is_not_drawn(ax, mean):
+    plots.curves(ax, mean.assign_coords(floor=("layer", np.full(7, np.nan))))
+    assert "floor" not in "".join(text.get_text() for text in ax.get_legend().get_texts())
+
+
+def test_alphas_draw_every_block_and_mark_the_final_norm_apart(ax, mean):
+    fits = decay.profile(T, mean, (4, 512))
+    reported = claims.load()
+    plots.alphas(ax, {"planted": fits}, [reported["C2"], reported["C3"]])
+    line = next(line for line in ax.get_lines() if line.get_label() == "planted")
+    np.testing.assert_allclose(line.get_ydata(), 1 - 0.1 * np.arange(6), atol=1e-9)
+
+
+def test_window_map_writes_each_alpha_into_its_cell(ax):
+    grid = np.array([[0.25, 0.5], [np.nan, 0.75]])
+    plots.window_map(ax, [1, 16], [64, 256], grid)
+    assert sorted(text.get_text() for text in ax.texts) == ["0.25", "0.50", "0.75"]
+
+
+def test_forest_has_one_row_per_fit_in_the_given_order(ax, mean):
+    fits = {"one": decay.fit(T, mean[0], (4, 512)), "two": decay.fit(T, mean[3], (4, 512))}
+    plots.forest(ax, fits, claims.load()["C3"])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first row is on top
+
+
+def test_forms_fill_what_is_not_excluded(ax):
+    comparison = decay.compare(T, 3 * np.exp(-T / 100.0), (4, 512))
+    plots.forms(ax, comparison)
+    filled = [bar.get_facecolor()[:3] == mpl.colors.to_rgb(plots.TRAINED) for bar in ax.patches]
+    assert sum(filled) == len(comparison.undecided) < len(comparison.rows)
+
+
+def test_the_same_data_give_the_same_bytes(mean):
+    def picture():
+        plots.use()
+        figure, ax = plt.subplots()
+        plots.curves(ax, mean)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+        plt.close(figure)
+        return stream.getvalue()
+
+    assert picture() == picture()
+
+
+@pytest.mark.parametrize("colour", [plots.TRAINED, plots.UNTRAINED, plots.INK, plots.REFERENCE])
+def test_lines_stand_out_from_the_paper(colour):
+    # WCAG 2.1 asks 3:1 of graphical objects against their ground.
+    def luminance(rgb):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+        return np.dot([0.2126, 0.7152, 0.0722], linear)
+
+    light, dark = luminance(mpl.colors.to_rgb(plots.PAPER)), luminance(mpl.colors.to_rgb(colour))
+    assert (light + 0.05) / (dark + 0.05) >= 3
