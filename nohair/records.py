@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import xarray as xr
 
-from nohair.errors import Refused
+from nohair.errors import Failed, Refused
 from nohair.places import RECORDS, ROOT
 
 SCHEMA = 1
@@ -38,7 +38,7 @@ def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = 
     path
         Where to; the ending ``.nc`` is added when missing, the summary gets ``.json``.
     summary
-        The few numbers that people quote.
+        The few numbers that people quote; without it, the record's ``attrs``.
 
     Returns
     -------
@@ -49,6 +49,8 @@ def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = 
     ------
     Refused
         The folder cannot be written.
+    Failed
+        Writing stopped midway, for instance on a full disk; an earlier record is as it was.
     """
     path = writable(path)
     plain = {k: v for k, v in record.attrs.items() if isinstance(v, str | int | float)}
@@ -57,11 +59,14 @@ def save(record: xr.Dataset, path: str | Path, summary: dict[str, Any] | None = 
         plain, nohair_schema=SCHEMA, provenance=json.dumps(record.attrs)
     )
     packing = {name: {"zlib": True, "complevel": 4} for name in record.data_vars}
-    with _beside(path) as work:
-        stamped.to_netcdf(work / path.name, engine="netcdf4", encoding=packing)
-        if summary is not None:
-            text = json.dumps(summary, indent=2) + "\n"
+    text = json.dumps(summary or record.attrs, indent=2) + "\n"
+    try:
+        with _beside(path) as work:
+            stamped.to_netcdf(work / path.name, engine="netcdf4", encoding=packing)
             (work / path.with_suffix(".json").name).write_text(text, "utf8")
+    except (OSError, RuntimeError) as error:  # netCDF4 reports a full disk as the latter
+        reason = str(error).splitlines()[0]
+        raise Failed(f"{path} could not be written ({reason}); nothing was published") from None
     return path
 
 
@@ -157,7 +162,8 @@ def thin(record: xr.Dataset, points: int = 96) -> xr.Dataset:
     """
     t = record.t.to_numpy()
     wanted = np.unique(np.geomspace(t[0], t[-1], points).round().astype(int))
-    return record.sel(t=wanted, method="nearest")
+    nearest = np.abs(t - wanted[:, None]).argmin(axis=1)
+    return record.isel(t=np.unique(nearest))
 
 
 def surroundings() -> dict[str, Any]:

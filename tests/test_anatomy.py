@@ -84,12 +84,13 @@ def test_each_block_adds_what_its_two_writers_write(name: str) -> None:
 @every_network
 def test_blocks_hold_the_named_norms_and_no_others(name: str) -> None:
     model = network(name)
-    family = anatomy.describe(model.config).family
+    shape = anatomy.describe(model.config)
+    family = shape.family
     for block in anatomy.blocks(model):
         found = {p for p, m in block.named_modules() if "Norm" in type(m).__name__}
         of_queries = {p for p in found if p.startswith(f"{family.attention}.")}
         assert found - of_queries == set(family.norms)
-        assert bool(of_queries) == family.qk_norm
+        assert bool(of_queries) == shape.qk_norm
 
 
 @every_network

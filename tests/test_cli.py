@@ -82,7 +82,10 @@ def test_measure_of_the_models_own_continuations_and_other_metrics(nohair, tmp_p
 REFUSALS = {
     "unknown model": (["smole"], "did you mean 'smoke'"),
     "no such GGUF": (["gone.gguf"], "gone.gguf"),
-    "P and T too long": (["smoke", "--horizon", "500"], "512 positions"),
+    "P and T too long": (
+        ["smoke", "--horizon", "505"],
+        "512 positions, 513 are asked for (P = 8, T = 505)",
+    ),
     "one prompt": (["smoke", "--prompts", "1"], "at least 2 prompts"),
     "more prompts than texts": (["smoke", "--prompts", "1000"], "prompts/ holds"),
     "prompt too short": (["smoke", "--prompt-tokens", "480", "--horizon", "16"], "tokens"),
@@ -97,14 +100,21 @@ REFUSALS = {
     "unknown device": (["smoke", "--device", "tpu9"], "tpu9"),
     "no tokens per chunk": (["smoke", "--chunk", "0"], "chunk 0"),
     "no texts": (["smoke", "--texts", "nowhere"], "prompts/ holds 0"),
+    "no horizon": (["smoke", "--horizon", "0"], "horizon = 0"),
+    "no continuation": (["smoke", "--continuations", "0"], "continuations = 0"),
+    "no prompt": (["smoke", "--prompt-tokens", "0"], "prompt_tokens = 0"),
+    "no model": ([""], "no model is named"),
+    "a revision of a preset": (["smoke", "--revision", "step1"], "only the hub has revisions"),
+    "device without data": (["smoke", "--device", "meta"], "meta"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_bad_input_is_one_line_exit_2_and_nothing_written(nohair, tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
-    words, named = REFUSALS[case]
-    code, said, complaints = nohair("measure", *words, "--out", tmp_path / "r.nc")
+    (model, *words), named = REFUSALS[case]
+    small = ["--prompt-tokens", "8", "--horizon", "96"]  # the last one said counts
+    code, said, complaints = nohair("measure", model, *small, *words, "--out", tmp_path / "r.nc")
     assert code == 2
     assert said == ""
     assert len(complaints.splitlines()) == 1

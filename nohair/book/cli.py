@@ -52,7 +52,8 @@ def measure(
         str, typer.Option(help="Their kind: text, shuffled, random or generated.")
     ] = "text",
     window: Annotated[
-        tuple[int, int] | None, typer.Option(help="Fit from t to t; 16 to T when left out.")
+        tuple[int, int] | None,
+        typer.Option(help="Fit from t to t; 16 to T when left out (1 to T if T < 64)."),
     ] = None,
     metric: Annotated[str, typer.Option(help="l2, relative or angle.")] = "l2",
     bos: Annotated[bool, typer.Option(help="Let the tokenizer's own first token precede.")] = True,
@@ -92,7 +93,7 @@ def measure(
     from nohair.summary import summarise
 
     protocol = Protocol(prompts, prompt_tokens, continuations, horizon, continuation, bos, seed)
-    window = window or (min(16, horizon), horizon)
+    window = window or (16 if horizon >= 64 else 1, horizon)
     decay.bins(np.arange(1, horizon + 1), window)
     distances.check_metric(metric)
     name = "-".join(filter(None, [model.replace("/", "--").strip("-."), revision, twin]))

@@ -68,7 +68,7 @@ class Family:
     initialisation: Initialisation
     placement: Literal["pre", "sandwich"] = "pre"
     parallel: Callable[[Config], bool] = field(default=lambda c: False)
-    qk_norm: bool = False
+    qk_norm: Callable[[Config], bool] = field(default=lambda c: False)
     obstacle: Callable[[Config], str | None] = field(default=lambda c: None)
 
 
@@ -127,9 +127,9 @@ FAMILIES: dict[str, Family] = {
     "llama": _llama_like("Llama", LLAMA_FLAT),
     "mistral": _llama_like("Mistral", UNPUBLISHED),
     "qwen2": _llama_like("Qwen2", UNPUBLISHED),
-    "qwen3": _llama_like("Qwen3", UNPUBLISHED, qk_norm=True),
+    "qwen3": _llama_like("Qwen3", UNPUBLISHED, qk_norm=lambda c: True),
     "gemma2": _llama_like("Gemma 2", UNPUBLISHED, **_SANDWICH),
-    "gemma3_text": _llama_like("Gemma 3", UNPUBLISHED, qk_norm=True, **_SANDWICH),
+    "gemma3_text": _llama_like("Gemma 3", UNPUBLISHED, qk_norm=lambda c: True, **_SANDWICH),
     "phi": Family(
         title="Phi",
         blocks="layers",
@@ -142,6 +142,7 @@ FAMILIES: dict[str, Family] = {
         positions="rotary",
         initialisation=UNPUBLISHED,
         parallel=lambda c: True,
+        qk_norm=lambda c: bool(c.qk_layernorm),
     ),
     "opt": Family(
         title="OPT",
@@ -177,6 +178,8 @@ class Anatomy:
         Positions the model was built for.
     parallel
         Attention and MLP read the same state (parallel residual).
+    qk_norm
+        Queries and keys are normalised before their product.
     windows
         Per block, how many keys a query sees, itself included; None where it sees all.
     softcap
@@ -190,6 +193,7 @@ class Anatomy:
     kv_heads: int
     context: int
     parallel: bool
+    qk_norm: bool
     windows: tuple[int | None, ...]
     softcap: float | None
 
@@ -224,6 +228,7 @@ def describe(config: Config) -> Anatomy:
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         context=config.max_position_embeddings,
         parallel=family.parallel(config),
+        qk_norm=family.qk_norm(config),
         windows=_windows(config, layers),
         softcap=getattr(config, "attn_logit_softcapping", None),
     )

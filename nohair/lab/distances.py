@@ -75,12 +75,12 @@ def measure(
     Refused
         Fewer than two prompts; P + T beyond the model's positions.
     Failed
-        The states of a layer are not finite, or all zero; the layer is named.
+        A state is not finite, or zero; layer and position are named.
     """
     head = [subject.bos] if bos and subject.bos is not None else []
     count, prompt_tokens = prompts.ids.shape
     rows, horizon = continuations.ids.shape
-    check_length(subject, prompt_tokens, horizon, len(head))
+    subject.check_room(prompt_tokens, horizon, len(head))
     if count < 2:
         raise Refused(f"{count} prompt: a distance needs at least 2 prompts")
     begun = time.perf_counter()
@@ -88,7 +88,7 @@ def measure(
     start = len(head) + prompt_tokens
     length = start + horizon
     cuts = _cuts(length, chunk)
-    other_cuts = _cuts(length, max(1, min(chunk, length) * 3 // 5))
+    other_cuts = _cuts(length, max(1, min(chunk, length) // 5))
     probes = np.unique(np.geomspace(1, horizon, FLOOR_POINTS).round().astype(int)) - 1
 
     distance = np.empty((sites, rows, count * (count - 1) // 2, horizon), np.float32)
@@ -120,14 +120,17 @@ def measure(
             if floor and c == 0:
                 _stream(subject, ids[:1], other_cuts, start, compare, bar)
 
-    gap = np.linalg.norm(first - again, axis=-1).max(axis=-1)
-    rounding = torch.finfo(subject.model.dtype).eps * norm.mean(axis=(1, 2, 3))
+    noise = np.full(sites, np.nan, np.float32)
+    if floor:
+        gap = np.linalg.norm(first - again, axis=-1).max(axis=-1)
+        rounding = torch.finfo(subject.model.dtype).eps * norm.mean(axis=(1, 2, 3))
+        noise = np.maximum(gap, rounding)
     pairs = combinations(prompts.names, 2)
     return xr.Dataset(
         {
             "distance": (("layer", "continuation", "pair", "t"), distance),
             "norm": (("layer", "continuation", "prompt", "t"), norm),
-            "floor": (("layer",), np.maximum(gap, rounding) if floor else np.full(sites, np.nan)),
+            "floor": (("layer",), noise),
         },
         coords={
             "continuation": list(continuations.names),
@@ -204,22 +207,6 @@ def check_metric(name: str) -> None:
         raise Refused(f"metric {name!r} is unknown; choose {', '.join(METRICS)}")
 
 
-def check_length(subject: Subject, prompt_tokens: int, horizon: int, head: int = 0) -> None:
-    """Refuse what does not fit into the model's positions; some families run on silently.
-
-    Raises
-    ------
-    Refused
-        The tokens before the continuation and the continuation exceed the context.
-    """
-    asked, context = head + prompt_tokens + horizon, subject.anatomy.context
-    if asked > context:
-        raise Refused(
-            f"{subject.name} has {context} positions, P + T asks for {asked} "
-            f"(P = {prompt_tokens}, T = {horizon}); lower one of them"
-        )
-
-
 def _cuts(length: int, chunk: int) -> list[slice]:
     if chunk < 1:
         raise Refused(f"chunk {chunk}: a forward pass needs at least 1 token")
@@ -276,17 +263,16 @@ def _pairwise(states: Tensor) -> Tensor:
 
 
 def _norms(states: Tensor, name: str, at: int) -> Tensor:
-    """Norms (K, tokens), accumulated in float64 since `metric` takes their differences."""
-    norms: Tensor = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float64)
-    finite = norms.isfinite().all(dim=0)
-    if not finite.all():
-        t = at + 1 + int((~finite).nonzero()[0])
-        raise Failed(
-            f"{name}: states are not finite at t = {t} (overflow of {states.dtype}?); "
-            "measure in float32"
-        )
-    if not norms.any():
-        raise Failed(f"{name}: all states are zero from t = {at + 1}; the weights look empty")
+    """Norms (K, tokens), in float32; states that are no states stop the measurement."""
+    norms: Tensor = torch.linalg.vector_norm(states.float(), dim=-1)
+    finite, positive = norms.isfinite().all(dim=0), (norms > 0).all(dim=0)
+    for fits, wrong in ((finite, "not finite"), (positive, "zero")):
+        if not fits.all():
+            t = at + 1 + int((~fits).nonzero()[0])
+            raise Failed(
+                f"{name}: states are {wrong} at t = {t} in {states.dtype}; measure in float32, "
+                "and if that does not help look at the weights"
+            )
     return norms
 
 

@@ -62,6 +62,29 @@ class Subject:
         device: torch.device = self.model.device
         return device
 
+    def check_room(self, prompt_tokens: int, horizon: int, head: int) -> None:
+        """Refuse what does not fit into the model's positions; some families run on silently.
+
+        Parameters
+        ----------
+        prompt_tokens, horizon
+            P and T.
+        head
+            Tokens before the prompt: 1 with BOS, else 0.
+
+        Raises
+        ------
+        Refused
+            Head, P and T together exceed the context.
+        """
+        asked, context = head + prompt_tokens + horizon, self.anatomy.context
+        if asked > context:
+            bos = " after BOS" if head else ""
+            raise Refused(
+                f"{self.name} has {context} positions, {asked} are asked for "
+                f"(P = {prompt_tokens}{bos}, T = {horizon}); lower P or T"
+            )
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -72,7 +95,7 @@ class _Source:
     files: tuple[Path, ...] = ()
     config: dict[str, Any] | None = None
     initializer_range: float | None = None
-    tokenizer: str | None = None
+    tokenizer: _Source | None = None
     note: str = ""
 
 
@@ -132,6 +155,8 @@ def load(
         or of another hash than the preset states.
     """
     twins.check(twin)
+    if not spec.strip():
+        raise Refused("no model is named; give a preset, hub id, folder or GGUF file")
     if dtype not in DTYPES:
         raise Refused(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
     place = _device(device)
@@ -171,16 +196,18 @@ def _device(device: str) -> torch.device:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator or torch.device("cpu")
     try:
-        return torch.zeros(0, device=device).device
+        return torch.zeros(1, device=device).cpu().to(device).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise Refused(f"device {device!r} cannot be used here ({reason}); try cpu") from None
 
 
 def _locate(spec: str, revision: str | None) -> _Source:
+    path = Path(spec).expanduser()
+    if revision is not None and (spec in presets() or path.exists()):
+        raise Refused(f"revision {revision!r}: {spec} is on this disk, only the hub has revisions")
     if spec in presets():
         return _preset(spec, presets()[spec])
-    path = Path(spec).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise Refused(f"GGUF file {spec} does not exist; check the path")
@@ -208,7 +235,8 @@ def _hint(spec: str) -> str:
 
 def _preset(name: str, entry: dict[str, Any]) -> _Source:
     if "config" in entry:
-        return _Source(None, {}, config=entry["config"], tokenizer=entry["tokenizer"])
+        tokenizer = _locate(entry["tokenizer"], None)
+        return _Source(None, {}, config=entry["config"], tokenizer=tokenizer)
     packed = entry["gguf"]
     package = importlib.util.find_spec(packed["package"])  # found, not imported: it needs more
     if package is None or package.origin is None:
@@ -219,11 +247,10 @@ def _preset(name: str, entry: dict[str, Any]) -> _Source:
             f"preset {name!r}: {path.name} is missing, truncated or altered (its sha256 is not "
             f"the preset's); {packed['install']} --force-reinstall"
         )
-    source = _gguf(path)
     return _Source(
-        source.path,
-        source.options,
-        source.files,
+        str(path.parent),
+        {"gguf_file": path.name},
+        (path,),
         initializer_range=entry.get("initializer_range"),
         note=entry.get("note", ""),
     )
@@ -249,7 +276,7 @@ def _config(spec: str, source: _Source) -> Any:
         shape = dict(source.config)
         shape |= {"bos_token_id": None, "eos_token_id": None}  # the defaults lie beyond the table
         return AutoConfig.for_model(shape.pop("model_type"), **shape)
-    with _refusals(spec):
+    with _refusals(spec, source):
         config = AutoConfig.from_pretrained(source.path, **source.options)
     if source.initializer_range is not None:
         config.initializer_range = source.initializer_range
@@ -257,38 +284,45 @@ def _config(spec: str, source: _Source) -> Any:
 
 
 def _weights(spec: str, source: _Source, dtype: torch.dtype) -> Any:
-    with _refusals(spec):
+    with _refusals(spec, source):
         options = dict(source.options)
         if "gguf_file" not in options:
             options["use_safetensors"] = True  # never a pickle: loading one runs its code
-        return AutoModelForCausalLM.from_pretrained(source.path, dtype=dtype, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.path, dtype=dtype, output_loading_info=True, **options
+        )
+    if missing := sorted(report["missing_keys"]):  # drawn at random by the loader
+        raise Refused(
+            f"weights of {spec!r} lack {len(missing)} of the model's tensors, "
+            f"{missing[0]} among them; fetch them again"
+        )
+    return model
 
 
 def _tokenizer(spec: str, source: _Source) -> Any:
-    if source.tokenizer is not None:
-        return _tokenizer(source.tokenizer, _locate(source.tokenizer, None))
-    with _refusals(spec):
+    source = source.tokenizer or source
+    with _refusals(spec, source):
         return AutoTokenizer.from_pretrained(source.path, **source.options)
 
 
 @contextmanager
-def _refusals(spec: str) -> Iterator[None]:
+def _refusals(spec: str, source: _Source) -> Iterator[None]:
     """Turn what the loader throws at bad input into one line that names the mend."""
     try:
         yield
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise Refused(f"model {spec!r} cannot be read: {str(error).splitlines()[0]}") from None
-        raise Refused(
-            f"model {spec!r} wants to run code of its own; pass --trust-remote-code "
-            "(trust_remote_code=True) only if you know its author"
-        ) from None
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Refused(
-            f"model {spec!r} is no preset, no folder here, and cannot be had from the hub "
-            f"({reason}){_hint(spec)}"
-        ) from None
+    except Exception as error:  # the loaders throw anything at a damaged file, Exception itself too
+        if "trust_remote_code" in str(error):
+            raise Refused(
+                f"model {spec!r} wants to run code of its own; pass --trust-remote-code "
+                "(trust_remote_code=True) only if you know its author"
+            ) from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, OSError) and "revision" in source.options:
+            raise Refused(
+                f"model {spec!r} is no preset, no folder here, and cannot be had from the hub "
+                f"({reason}){_hint(spec)}"
+            ) from None
+        raise Refused(f"model {spec!r} cannot be read: {reason}; fetch it again") from None
 
 
 def _bos(tokenizer: Any) -> int | None:

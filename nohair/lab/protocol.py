@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import xarray as xr
 
 from nohair import records
+from nohair.errors import Refused
 from nohair.lab import distances, texts
 from nohair.lab.models import Subject
 from nohair.places import TEXTS
@@ -42,6 +44,23 @@ class Protocol:
     kind: str = "text"
     bos: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that no model can be measured with.
+
+        Raises
+        ------
+        Refused
+            Fewer than two prompts, or fewer than one of anything else.
+        """
+        if self.prompts < 2:
+            raise Refused(f"prompts = {self.prompts}: a distance needs at least 2 prompts")
+        for name in ("prompt_tokens", "continuations", "horizon"):
+            if (value := getattr(self, name)) < 1:
+                raise Refused(f"{name} = {value}: ask for at least 1")
+        if self.kind not in get_args(texts.Kind):
+            kinds = ", ".join(get_args(texts.Kind))
+            raise Refused(f"continuation kind {self.kind!r} is unknown; choose {kinds}")
 
 
 def run(
@@ -79,7 +98,7 @@ def run(
         See `nohair.lab.distances.measure`.
     """
     head = int(protocol.bos and subject.bos is not None)
-    distances.check_length(subject, protocol.prompt_tokens, protocol.horizon, head)
+    subject.check_room(protocol.prompt_tokens, protocol.horizon, head)
     asked = texts.prompts(
         subject, protocol.prompts, protocol.prompt_tokens, seed=protocol.seed, folder=folder
     )
@@ -91,6 +110,7 @@ def run(
         seed=protocol.seed,
         folder=folder,
         prompt=asked.ids[0],
+        bos=protocol.bos,
     )
     record = distances.measure(
         subject, asked, shared, chunk=chunk, bos=protocol.bos, progress=progress

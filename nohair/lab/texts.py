@@ -74,7 +74,7 @@ def prompts(
     files = _choose(folder / "prompts", count, seed)
     rows = []
     for file in files:
-        ids = _ids(subject, file.read_text("utf8"))
+        ids = _ids(subject, _read(file))
         if len(ids) < tokens:
             raise Refused(
                 f"prompt {file.name} has {len(ids)} tokens, {tokens} are asked for; "
@@ -93,6 +93,7 @@ def continuations(
     seed: int = 0,
     folder: Path = TEXTS,
     prompt: NDArray[np.int64] | None = None,
+    bos: bool = True,
 ) -> Texts:
     """Draw continuations of `tokens` ids.
 
@@ -111,8 +112,9 @@ def continuations(
         temperature 1 after `prompt`.
     seed
         Of the choice, the shuffling and the sampling.
-    prompt
-        The ids, shape (P,), from which ``generated`` sets out.
+    prompt, bos
+        The ids, shape (P,), from which ``generated`` sets out, and whether the tokenizer's own
+        first token, if it has one, precedes them.
 
     Raises
     ------
@@ -126,12 +128,15 @@ def continuations(
         raise Refused(f"{count} continuations of {tokens} tokens: ask for at least 1 of 1")
     rng = np.random.default_rng(seed)
     if kind == "random":
-        allowed = np.setdiff1d(_vocabulary(subject), subject.tokenizer.all_special_ids)
+        allowed = np.setdiff1d(_vocabulary(subject), _special(subject))
         return Texts(rng.choice(allowed, (count, tokens)), _numbered(kind, count), kind)
     if kind == "generated":
         if prompt is None:
             raise Refused("generated continuations need a prompt to set out from")
-        rows = [_generate(subject, prompt, tokens, seed + c) for c in range(count)]
+        head = [subject.bos] if bos and subject.bos is not None else []
+        subject.check_room(len(prompt), tokens, len(head))
+        before = np.concatenate([np.array(head, np.int64), prompt])
+        rows = [_generate(subject, before, tokens, (seed, c)) for c in range(count)]
         return Texts(np.stack(rows), _numbered(kind, count), kind)
     ids, names = _joined(subject, count, tokens, seed, folder / "continuations")
     if kind == "shuffled":
@@ -147,6 +152,13 @@ def _choose(folder: Path, count: int, seed: int) -> list[Path]:
     return [files[i] for i in order[:count]]
 
 
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{file} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
 def _ids(subject: Subject, text: str) -> NDArray[np.int64]:
     return np.array(subject.tokenizer(text, add_special_tokens=False).input_ids, dtype=np.int64)
 
@@ -157,7 +169,7 @@ def _joined(
     """Let each row start with a file of its own and go on, a blank line between, with the next."""
     _choose(folder, count, seed)
     files = _choose(folder, len(list(folder.glob("*.txt"))), seed)
-    texts = [_ids(subject, file.read_text("utf8") + "\n") for file in files]
+    texts = [_ids(subject, _read(file) + "\n") for file in files]
     if tokens > (total := sum(map(len, texts))):
         raise Refused(
             f"a horizon of {tokens} tokens: the continuations together have {total}; "
@@ -171,29 +183,38 @@ def _vocabulary(subject: Subject) -> NDArray[np.int64]:
     return np.arange(min(len(subject.tokenizer), subject.model.config.vocab_size))
 
 
+def _special(subject: Subject) -> list[int]:
+    """All of them: `all_special_ids` names only those with a role (begin, end, padding)."""
+    tokens = subject.tokenizer.added_tokens_decoder.items()
+    return [i for i, token in tokens if token.special]
+
+
 def _numbered(kind: str, count: int) -> tuple[str, ...]:
     return tuple(f"{kind}-{c + 1}" for c in range(count))
 
 
 def _generate(
-    subject: Subject, prompt: NDArray[np.int64], tokens: int, seed: int
+    subject: Subject, before: NDArray[np.int64], tokens: int, seed: tuple[int, int]
 ) -> NDArray[np.int64]:
-    head = [] if subject.bos is None else [subject.bos]
-    ids = torch.tensor([[*head, *prompt.tolist()]], device=subject.device)
+    ids = torch.from_numpy(before[None]).to(subject.device)
+    outside = range(len(_vocabulary(subject)), subject.model.config.vocab_size)
     devices = [subject.device] if subject.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         out = subject.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            suppress_tokens=[*_special(subject), *outside] or None,
+            pad_token_id=0,
+            # The model's own distribution: whatever its configuration would add is undone.
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            suppress_tokens=subject.tokenizer.all_special_ids or None,
-            pad_token_id=0,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
         )
     drawn: NDArray[np.int64] = out[0, ids.shape[1] :].cpu().numpy()
     return drawn
