@@ -141,15 +141,20 @@ def alphas(ax: Axes, profiles: Mapping[str, Sequence[Fit]], claims: Sequence[Cla
     return ax
 
 
-def local(ax: Axes, exponents: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Axes:
-    """Draw local exponents, given as (t, α(t)) by name."""
-    colours = (TRAINED, UNTRAINED, CONTROL, THIRD, INK)
+def local(
+    ax: Axes,
+    exponents: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    intervals: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+) -> Axes:
+    """Draw local exponents, given as (t, α(t)) by name, over their intervals (t, low, high)."""
+    colours = (TRAINED, INK, UNTRAINED, THIRD, CONTROL)
     for (name, (t, alpha)), colour in zip(exponents.items(), colours, strict=False):
+        ax.fill_between(*intervals[name], color=colour, alpha=0.15, lw=0)
         ax.semilogx(t, alpha, color=colour, label=name)
     ax.axhline(1, color=REFERENCE, ls=":")
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)")
-    ax.legend(loc="best")
+    ax.legend(loc="upper left")
     return ax
 
 

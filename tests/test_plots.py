@@ -57,6 +57,15 @@ def test_alphas_draw_every_block_and_mark_the_final_norm_apart(ax, mean):
     np.testing.assert_allclose(line.get_ydata(), 1 - 0.1 * np.arange(6), atol=1e-9)
 
 
+def test_local_draws_each_exponent_inside_its_interval(ax):
+    t, alpha = np.array([1.0, 10.0]), np.array([0.2, 0.6])
+    plots.local(ax, {"one": (t, alpha)}, {"one": (t, alpha - 0.1, alpha + 0.1)})
+    line = next(line for line in ax.get_lines() if line.get_label() == "one")
+    np.testing.assert_array_equal(line.get_ydata(), alpha)
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((0.1, 0.7))
+
+
 def test_window_map_writes_each_alpha_into_its_cell(ax):
     grid = np.array([[0.25, 0.5], [np.nan, 0.75]])
     plots.window_map(ax, [1, 16], [64, 256], grid)
