@@ -88,7 +88,7 @@ FORMS: Mapping[str, Form] = {
         ),
         Form(
             "power_log",
-            "(log t)^k/t",
+            "a power of log t over t",
             r"A\,(\log t)^k / t",
             lambda x, k: k * np.log(x) - x,
             {"k": (0.0, 100.0)},

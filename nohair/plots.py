@@ -123,7 +123,8 @@ def alphas(ax: Axes, profiles: Mapping[str, Sequence[Fit]], claims: Sequence[Cla
         assert claim.high is not None
         ax.axhspan(claim.low, claim.high, color=shade, alpha=0.13, lw=0)
         text = f"{claim.text.lower()}, as reported"
-        ax.text(1, claim.high, text, va="bottom", fontsize=8.5, color=shade)
+        end = max(map(len, profiles.values())) + 0.6
+        ax.text(end, claim.high, text, va="top", ha="right", fontsize=8.5, color=shade)
     for (name, fits), colour, mark in zip(
         profiles.items(), (TRAINED, UNTRAINED, CONTROL, THIRD, INK), "osD^v", strict=False
     ):
@@ -137,7 +138,8 @@ def alphas(ax: Axes, profiles: Mapping[str, Sequence[Fit]], claims: Sequence[Cla
     ax.text(1, 1.0, "pure dilution", va="bottom", fontsize=8.5, color=REFERENCE)
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="block (open mark: after the final norm)", ylabel="α")
-    ax.legend(loc="best")
+    ax.set_ylim(top=max(1.3, ax.get_ylim()[1]))  # the legend lies above every curve
+    ax.legend(loc="upper right", ncols=len(profiles))
     return ax
 
 
@@ -154,7 +156,8 @@ def local(
     ax.axhline(1, color=REFERENCE, ls=":")
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)")
-    ax.legend(loc="upper left")
+    ax.set_ylim(bottom=min(-0.5, ax.get_ylim()[0]))  # the legend lies below every curve
+    ax.legend(loc="lower right", ncols=2)
     return ax
 
 

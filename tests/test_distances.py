@@ -90,6 +90,19 @@ def test_distances_equal_those_of_the_hidden_states(name: str) -> None:
         assert_equal_distances(values(record), expected, record)
 
 
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "mistral", "gemma3_text"])
+def test_attention_written_out_and_fused_give_the_same_distances(name: str, chunk: int) -> None:
+    fused, written = network(name), network(name)
+    written.set_attn_implementation("eager")
+    assert (fused.config._attn_implementation, written.config._attn_implementation) == (
+        "sdpa",
+        "eager",
+    )
+    record = run(fused, chunk=chunk)
+    assert_equal_distances(values(run(written, chunk=chunk)), values(record), record)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_norms_equal_those_of_the_hidden_states(name: str) -> None:
     model = network(name)
