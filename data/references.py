@@ -12,6 +12,7 @@ import json
 import matplotlib.pyplot as plt
 
 from nohair import decay, plots, records
+from nohair.errors import Refused
 from nohair.lab import distances, models
 from nohair.lab.protocol import Protocol, run
 from nohair.places import DATA, RECORDS
@@ -23,7 +24,16 @@ WINDOW = (16, 1024)
 
 
 def measure() -> None:
-    """Measure every reference anew."""
+    """Measure every reference anew, from a clean commit: a record names the code that made it.
+
+    Raises
+    ------
+    Refused
+        Files that git tracks have been changed, or there is no git.
+    """
+    commit = records.surroundings()["commit_of_nohair"]
+    if commit is None or commit.endswith("-dirty"):
+        raise Refused(f"commit {commit}: commit every change before measuring references")
     for name, twin in REFERENCES.items():
         record = run(models.load("smollm2-135m", twin=twin), Protocol())
         distance = distances.metric(record, "l2")

@@ -9,7 +9,7 @@ A distance is one curve, shape ``(t,)``, or ``(continuation, pair, t)`` with the
 in the order of ``itertools.combinations(range(K), 2)``. Curves are averaged before the logarithm.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isqrt, nan
 
@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 from nohair.errors import Refused
-from nohair.forms import FORMS, Array, Form, alpha, named
+from nohair.forms import FORMS, Array, Form, named, solve_power
 
 Window = tuple[float, float]
 
@@ -86,6 +86,26 @@ class Comparison:
     rows: tuple[dict[str, str | int | float], ...]
 
 
+def check_window(window: Sequence[float], last: float) -> Window:
+    """Refuse a window that does not lie in [1, `last`].
+
+    Raises
+    ------
+    Refused : not two numbers, reversed, or outside; or `last` leaves no room for a window
+    """
+    if last < 2:
+        raise Refused(f"T = {last:g}: a fit needs at least 2 positions; ask for a longer horizon")
+    if len(window) != 2:
+        raise Refused(f"window {list(window)} is no window: give two numbers, first and last t")
+    start, end = window
+    if not 1 <= start < end <= last:
+        raise Refused(
+            f"window [{start:g}, {end:g}] does not fit t in [1, {last:g}]: "
+            f"give 1 <= start < end <= {last:g}"
+        )
+    return start, end
+
+
 def bins(t: ArrayLike, window: Window, per_octave: int = PER_OCTAVE) -> NDArray[np.intp]:
     """Return the number k of the bin ``2^(k/per_octave) <= t < 2^((k+1)/per_octave)`` per t.
 
@@ -106,12 +126,7 @@ def bins(t: ArrayLike, window: Window, per_octave: int = PER_OCTAVE) -> NDArray[
     Refused : the window is reversed or leaves [1, last t]
     """
     t = np.asarray(t, dtype=float)
-    start, end = window
-    if not 1 <= start < end <= t[-1]:
-        raise Refused(
-            f"window [{start:g}, {end:g}] does not fit t in [1, {t[-1]:g}]: "
-            f"give 1 <= start < end <= {t[-1]:g}"
-        )
+    start, end = check_window(window, t[-1])
     # The 1e-9 keeps an edge in its bin after a trip through exp(log(t)).
     labels = np.floor(per_octave * np.log2(t) + 1e-9).astype(np.intp)
     return np.where((t >= start) & (t <= end), labels, -1)
@@ -217,7 +232,7 @@ def compare(
     draws: int = 200,
     seed: int = 0,
 ) -> Comparison:
-    """Fit every form and say which are excluded.
+    """Fit every form that has a value in the window, and say which are excluded.
 
     Bins of a measured curve scatter together, so the corrected Akaike criterion (AICc) alone is
     overconfident. A form therefore stays undecided while its AICc is within 10 of the best (the
@@ -227,9 +242,10 @@ def compare(
 
     Parameters and errors as in `fit`; `forms` are names in `FORMS`.
     """
-    laws = [named(name) for name in forms]
+    wanted = [named(name) for name in forms]
     _check_bootstrap(draws, 0.95)
     view = _View(t, distance, window, floor)
+    laws = [law for law in wanted if view.admits(law)]
     n, needed = view.y.size, 4 + max(len(law.bounds) for law in laws)
     if view.shortfall or n < needed:
         few = f"no comparison possible: {n} bins in the window, {needed} needed"
@@ -338,7 +354,7 @@ def window_grid(
         if end < 2 * start:
             return nan
         view = _View(t, mean, (start, end), floor)
-        return nan if view.shortfall else float(alpha(view.x, view.y))
+        return nan if view.shortfall else float(solve_power(view.x, view.y))
 
     ends = tuple(ends)
     return np.array([[exponent(start, end) for end in ends] for start in starts])
@@ -382,7 +398,7 @@ class _View:
                 f"floor of shape {noise.shape}: give one finite value, or one for each of "
                 f"{t.size} t"
             )
-        start, end = window or (1.0, t[-1])
+        start, end = check_window((1.0, t[-1]) if window is None else window, t[-1])
         labels = bins(t, (start, end))
         mean = samples.mean(axis=(0, 1))
         keep = (labels >= 0) & (mean > ABOVE_FLOOR * noise) & (mean > 0)
@@ -447,6 +463,13 @@ class _View:
         named = zip(law.bounds, theta.tolist(), strict=True)
         return {"A": amplitude} | {name: value * unit.get(name, 1.0) for name, value in named}
 
+    def admits(self, law: Form) -> bool:
+        """Whether a law has a value at every t; a power of log t has none at t = 1."""
+        with np.errstate(divide="ignore"):
+            return law.closed is not None or bool(
+                np.isfinite(law.log_shape(self.log_t, *law.start)).all()
+            )
+
     def solve(self, law: Form, ys: Array, start: Array | None = None) -> Array:
         """Least-squares theta (curve, parameter) of ys (curve, bins), from `start` if known."""
         if law.closed:
@@ -461,12 +484,11 @@ class _View:
             return np.where(scale, np.exp(np.where(scale, point, 0.0)), point)
 
         begin = np.array(law.start) if start is None else start
-        with np.errstate(divide="ignore"):
-            if not np.isfinite(law.log_shape(self.log_t, *begin)).all():
-                raise Refused(
-                    f"{law.name} has no value at t = {self.used[0]:g}: start the window at 2 or "
-                    "later, or leave the form out"
-                )
+        if not self.admits(law):
+            raise Refused(
+                f"{law.name} has no value at t = {self.used[0]:g}: start the window at 2 or "
+                "later, or leave the form out"
+            )
         searches = (
             least_squares(
                 lambda point, y: self.residual(law, y, outward(point))[1],

@@ -12,7 +12,7 @@ from nohair.errors import Refused
 Array = NDArray[np.float64]
 
 
-def alpha(x: Array, y: Array) -> Array:
+def solve_power(x: Array, y: Array) -> Array:
     """Solve the power law: minus the least-squares slope of y (..., bins) on x (bins,)."""
     centred = x - x.mean()
     return np.asarray(-(y @ centred) / (centred @ centred))
@@ -51,7 +51,7 @@ FORMS: Mapping[str, Form] = {
             r"A\,t^{-a}",
             lambda x, a: -a * x,
             {"a": (-inf, inf)},
-            closed=alpha,
+            closed=solve_power,
         ),
         Form(
             "exponential",

@@ -22,6 +22,11 @@ from nohair.decay import ABOVE_FLOOR, Comparison, Fit
 # Okabe and Ito's colours, told apart by every common kind of colour vision.
 TRAINED, UNTRAINED, CONTROL, THIRD = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, PAPER, REFERENCE = "#20262d", "#fcfcfa", "#646c75"
+METRIC_LABELS = {
+    "l2": "distance D",
+    "relative": "relative distance",
+    "angle": "angle between states",
+}
 
 
 def use() -> None:
@@ -79,14 +84,17 @@ def curves(ax: Axes, mean: DataArray, every: int = 4, title: str = "") -> Axes:
         colour = layer_colour(layer, layers)
         ax.loglog(t[shown], blocks.sel(layer=layer)[shown], color=colour, lw=1.2, label=label)
     ax.loglog(t[shown], final[0, shown], color=INK, ls=(0, (5, 1.5)), lw=1.6, label="final norm")
-    floor = ABOVE_FLOOR * mean.floor.to_numpy()
+    floor, lowest = ABOVE_FLOOR * mean.floor.to_numpy(), float(mean.min())
     if (floor > 0).any():
-        label = f"{ABOVE_FLOOR:g} × floor"
-        ax.axhspan(floor[floor > 0].min(), floor.max(), color=THIRD, alpha=0.3, lw=0, label=label)
-    middle = len(t) // 8
-    reference = 1.5 * float(blocks[:, middle].max()) * t[middle] / t[middle:]
-    ax.loglog(t[middle:], reference, color=REFERENCE, ls=":", label="1/t")
-    ax.set(xlabel="t, position in the continuation", ylabel="distance D", title=title)
+        low, high = floor[floor > 0].min(), floor.max()
+        label = f"{ABOVE_FLOOR:g} × floor, at most {high:.0e}"
+        ax.axhspan(low, high, color=THIRD, alpha=0.3, lw=0, label=label)
+    ax.set_ylim(bottom=lowest / 30)  # a floor far below is named, not shown
+    late = t[len(t) // 8 :]
+    reference = 1.5 * float(blocks[0, len(t) // 8]) * late[0] / late
+    ax.loglog(late, reference, color=REFERENCE, ls=":", label="1/t")
+    label = METRIC_LABELS[mean.attrs.get("metric", "l2")]
+    ax.set(xlabel="t, position in the continuation", ylabel=label, title=title)
     ax.legend(ncols=2)
     return ax
 

@@ -76,22 +76,25 @@ def writable(path: str | Path) -> Path:
     Parameters
     ----------
     path
-        The ending ``.nc`` is added when missing; the folder is made when missing.
+        The ending ``.nc`` is added when missing.
 
     Raises
     ------
     Refused
-        The folder cannot be made or written, or `path` is one itself.
+        The folder cannot be made or written, or one of the files would replace a folder.
     """
     path = Path(path)
-    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
     if path.is_dir():
         raise Refused(f"{path} is a folder; name a file for the record")
+    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
+    for file in (path, path.with_suffix(".json"), path.with_suffix(".svg")):
+        if file.is_dir():
+            raise Refused(f"{file} is a folder and would have to be replaced; choose another name")
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryDirectory(dir=path.parent, prefix=".writing-").cleanup()
+        TemporaryDirectory(dir=nearest, prefix=".writing-").cleanup()
     except OSError as error:
-        raise Refused(f"cannot write to {path.parent} ({error.strerror}); choose another") from None
+        raise Refused(f"cannot write to {nearest} ({error.strerror}); choose another") from None
     return path
 
 
@@ -127,7 +130,11 @@ def load(name: str | Path) -> xr.Dataset:
     if schema != SCHEMA:
         found = "no schema" if schema is None else f"schema {schema}"
         raise Refused(f"{path} is no record of this version: {found}, {SCHEMA} is read here")
-    return record.drop_attrs(deep=False).assign_attrs(json.loads(record.attrs["provenance"]))
+    try:
+        attrs = json.loads(record.attrs["provenance"])
+    except (KeyError, ValueError):
+        raise Refused(f"{path} has lost its provenance; measure anew") from None
+    return record.drop_attrs(deep=False).assign_attrs(attrs)
 
 
 def provenance(record: xr.Dataset) -> dict[str, str]:
@@ -200,6 +207,7 @@ def _commit() -> str | None:
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """Give a folder beside `path`; rename what it holds into place when the block has ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=".writing-") as work:
         yield Path(work)
         for file in sorted(Path(work).iterdir()):

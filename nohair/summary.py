@@ -53,7 +53,7 @@ def summarise(record: xr.Dataset, distance: xr.DataArray, fits: Sequence[Fit]) -
         "layers": layers,
         "final": {key: layers[-1][key] for key in ("alpha", "low", "high", "note")},
         "floor": _number(float(distance.floor.max())),
-        "seconds": round(record.attrs["seconds"], 2),
+        "seconds": record.attrs["seconds"],
         "peak_mib": record.attrs["peak_mib"],
     }
 

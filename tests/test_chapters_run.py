@@ -72,6 +72,7 @@ def test_the_parameters_reach_the_measurement(executed):
 def test_sources_are_thin_and_clean():
     for chapter in chapters.listed():
         notebook = nbformat.read(chapter.source, as_version=4)
+        assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 assert not cell.outputs

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +17,7 @@ from nohair.errors import Failed, Incomplete, Refused
 
 if TYPE_CHECKING:
     from nohair.decay import Fit
+    from nohair.lab.protocol import Protocol
 
 # torch and transformers take seconds to import: each command imports what it needs, so that
 # --help answers at once.
@@ -35,6 +39,16 @@ def main() -> None:
     except (Refused, Failed, Incomplete) as error:
         print(f"nohair: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Hand over what was printed; a reader that has gone away (`| head`) is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -85,8 +99,6 @@ def measure(
 
       nohair measure ./my-model --prompt-tokens 64 --horizon 4096 --out pilot.nc
     """
-    import numpy as np
-
     from nohair import decay, records
     from nohair.lab import distances, models
     from nohair.lab.protocol import Protocol, run
@@ -94,11 +106,10 @@ def measure(
 
     protocol = Protocol(prompts, prompt_tokens, continuations, horizon, continuation, bos, seed)
     window = window or (16 if horizon >= 64 else 1, horizon)
-    decay.bins(np.arange(1, horizon + 1), window)
+    decay.check_window(window, horizon)
     distances.check_metric(metric)
-    name = "-".join(filter(None, [model.replace("/", "--").strip("-."), revision, twin]))
-    stem = f"{name}-P{prompt_tokens}-T{horizon}-{continuation}"
-    path = records.writable(out or places.BUILD / "records" / f"{stem}.nc")
+    name = stem(model, revision, twin, protocol, window, metric, dtype)
+    path = records.writable(out or places.BUILD / "records" / f"{name}.nc")
     subject = models.load(
         model, revision, twin, dtype, device, seed=seed, trust_remote_code=trust_remote_code
     )
@@ -113,6 +124,32 @@ def measure(
         return
     _table(summary, distance)
     print(f"record  {path}\nfigure  {figure}")
+
+
+def stem(
+    model: str,
+    revision: str | None,
+    twin: str | None,
+    protocol: Protocol,
+    window: tuple[int, int],
+    metric: str,
+    dtype: str,
+) -> str:
+    """Name a record after its subject and every setting that is not the usual one."""
+    from nohair.lab.protocol import Protocol
+
+    usual = {**asdict(Protocol()), "window": [16, protocol.horizon], "metric": "l2"}
+    settings = {**asdict(protocol), "window": list(window), "metric": metric}
+    usual["dtype"], settings["dtype"] = "float32", dtype
+    changed = [f"{name} {value}" for name, value in settings.items() if value != usual[name]]
+    subject = [model, revision or "", twin or ""]
+    return re.sub(r"[^\w.]+", "-", " ".join([*subject, *changed])).strip("-._")
+
+
+def given_model(spec: str) -> str:
+    """Make the path of a model absolute: a chapter's kernel works in another folder."""
+    path = Path(spec).expanduser()
+    return str(path.resolve()) if path.exists() else spec
 
 
 def _table(summary: dict[str, Any], distance: Any) -> None:
@@ -181,7 +218,7 @@ def run(
     from nohair.book import chapters, parameters
     from nohair.book.run import run as execute
 
-    pairs = [*(parameter or []), *([] if model is None else [f"model={model}"])]
+    pairs = [*(parameter or []), *([] if model is None else [f"model={given_model(model)}"])]
     wanted = chapters.listed() if chapter == "all" else [chapters.find(chapter)]
     jobs = [(one, parameters.parse(one, pairs)) for one in wanted]
     outcomes = []
@@ -289,7 +326,7 @@ def models(as_json: Json = False) -> None:
 def doctor(as_json: Json = False) -> None:
     """Look over this machine: versions, kernel, device, memory, disk, browser, presets.
 
-    Each line that is not `ok` says its mend. Example:
+    Each line that is not `ok` says its mend; the exit code is then 3. Example:
 
       nohair doctor
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from nohair.lab import models
 from nohair.places import ROOT
 
 PACKAGES = ("torch", "transformers", "jupyter-book", "sphinx-book-theme", "papermill", "ipykernel")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MEMORY_GIB, DISK_GIB = 4, 3  # chapter 1 peaks at about half of either
 
 
@@ -32,10 +34,13 @@ def findings() -> list[Finding]:
     python = f"{sys.version.split()[0]} at {sys.executable}"
     found = [Finding("python", supported, python if supported else f"{python}; 3.11 is needed")]
     found += [_package(name) for name in PACKAGES]
+    found.append(_kernel())
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     found.append(Finding("device", True, str(accelerator or "cpu, no accelerator found")))
     found.append(_room("memory", psutil.virtual_memory().available / 2**30, MEMORY_GIB))
     found.append(_room("disk", shutil.disk_usage(ROOT).free / 2**30, DISK_GIB))
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found.append(Finding("browser", True, browser or "none found: the browser tests are skipped"))
     for name, entry in models.presets().items():
         mend = models.missing(name)
         found.append(Finding(name, mend is None, mend or entry["title"]))
@@ -50,6 +55,14 @@ def _package(name: str) -> Finding:
     if name == "jupyter-book" and not found.startswith("1."):
         return Finding(name, False, f"{found}; this book needs pip install 'jupyter-book<2'")
     return Finding(name, True, found)
+
+
+def _kernel() -> Finding:
+    command = [sys.executable, "-m", "ipykernel_launcher", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return Finding("kernel", False, f"{sys.executable} cannot start one; make setup")
+    return Finding("kernel", True, f"ipykernel {done.stdout.strip()} of this interpreter")
 
 
 def _room(name: str, free: float, needed: float) -> Finding:

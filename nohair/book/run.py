@@ -8,6 +8,7 @@ copy that was there before stays until a complete one takes its place.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import tempfile
@@ -28,7 +29,7 @@ from papermill.exceptions import PapermillExecutionError
 from nohair.book import stamp
 from nohair.book.chapters import Chapter, read
 from nohair.book.parameters import Value, check
-from nohair.errors import Failed
+from nohair.errors import Failed, Refused
 
 Progress = Callable[[int, int], None]
 
@@ -104,13 +105,19 @@ def run(
     Raises
     ------
     Refused
-        If the notebook or the parameters are not in order; no kernel has been started.
+        If the notebook or the parameters are not in order, before a kernel starts; or if a cell
+        refuses what it was given.
     Failed
         If the chapter did not run to its end, or left something that cannot be published. The
         earlier executed copy is as it was.
     """
     parameters = check(chapter, given or {})
+    tree = tree and tree.resolve()
     goal = chapter.copy_in(tree)
+    if goal.resolve() == chapter.source.resolve():
+        raise Refused(f"the executed copy would replace {chapter.source}: choose another --tree")
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise Refused(f"timeout = {timeout:g} s: give a positive number of seconds")
     if not force and stamp.status(chapter, parameters, tree=tree).state == "fresh":
         seconds = read(goal).metadata[stamp.KEY]["seconds"]
         return Outcome(chapter, goal, parameters, seconds, executed=False)
@@ -166,11 +173,13 @@ def _execute(
             extra_arguments=[f"--ipython-dir={profile}"],
             resources={"metadata": {"path": str(chapter.source.parent)}},
             on_cell_execute=at.begin,
-            timeout=timeout,
+            timeout=timeout and math.ceil(timeout),
             iopub_timeout=60,
             shutdown_kernel="immediate",
         )
     except PapermillExecutionError as problem:
+        if problem.ename == Refused.__name__:
+            raise Refused(f"chapter {chapter.name}, {at}: {problem.evalue}") from problem
         raise _failed(chapter, at, partial, _error(problem.ename, problem.evalue)) from problem
     except DeadKernelError as problem:
         reason = "the kernel died, most often for want of memory: try a smaller model or horizon"
@@ -268,6 +277,9 @@ class _Position:
     progress: Progress | None
     cell: int = field(default=0)
 
+    def __str__(self) -> str:
+        return f"in code cell {self.cell} of {self.cells}" if self.cell else "before its first cell"
+
     def begin(self, cell: nbformat.NotebookNode, cell_index: int) -> None:
         if not _injected(cell):
             self.cell += 1
@@ -286,8 +298,7 @@ def _failed(chapter: Chapter, at: _Position, partial: Path, reason: str) -> Fail
         copy.parent.mkdir(parents=True, exist_ok=True)
         os.replace(partial, copy)
         kept = f"; see {copy}"
-    where = f"in code cell {at.cell} of {at.cells}" if at.cell else "before its first cell"
-    return Failed(f"chapter {chapter.name} failed {where}: {' '.join(reason.split())}{kept}")
+    return Failed(f"chapter {chapter.name} failed {at}: {' '.join(reason.split())}{kept}")
 
 
 def _literally(path: Path) -> str:

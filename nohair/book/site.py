@@ -56,13 +56,16 @@ def build(
     Raises
     ------
     Refused
-        If Jupyter Book 1 is not what is installed.
+        If Jupyter Book 1 is not what is installed, or ``out`` holds something else than a site.
     Incomplete
         If a chapter is missing, stale or edited; each is named.
     Failed
         If Sphinx warned or stopped; the first complaints are quoted.
     """
     _need_jupyter_book_1()
+    out = (out or root / places.BUILD.name / "html").resolve()
+    tree = tree and tree.resolve()
+    _check_replaceable(out)
     unfit = [state for state in states(root, tree) if state.state != "fresh"]
     if unfit:
         names = ", ".join(map(str, unfit))
@@ -70,7 +73,6 @@ def build(
             f"the book cannot be built: {names}; `nohair run all` brings it up to date"
         )
 
-    out = out or root / places.BUILD.name / "html"
     out.parent.mkdir(parents=True, exist_ok=True)
     log = out.parent / "site.log"
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as aside:
@@ -97,6 +99,13 @@ def build(
             raise Failed(_complaint(said, finished.returncode, log))
         _publish(page.parent, out)
     return out / "index.html"
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.is_dir() and ((out / ".buildinfo").is_file() or not any(out.iterdir())):
+        return
+    if out.exists():
+        raise Refused(f"{out} holds something that is no earlier site: choose another --out")
 
 
 def _need_jupyter_book_1() -> None:

@@ -149,7 +149,7 @@ def measure(
             "chunk": chunk,
             "prompts_sha256": prompts.sha256,
             "continuations_sha256": continuations.sha256,
-            "seconds": time.perf_counter() - begun,
+            "seconds": round(time.perf_counter() - begun, 2),
         },
     )
 

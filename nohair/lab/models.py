@@ -27,6 +27,7 @@ from nohair.lab import anatomy, twins
 from nohair.places import PRESETS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LONGEST_NAME = 255  # of a file, on every system
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -155,8 +156,11 @@ def load(
         or of another hash than the preset states.
     """
     twins.check(twin)
-    if not spec.strip():
-        raise Refused("no model is named; give a preset, hub id, folder or GGUF file")
+    if not spec.strip() or len(spec) > LONGEST_NAME:
+        raise Refused(
+            f"a model's name has 1 to {LONGEST_NAME} characters, this one {len(spec)}; "
+            "give a preset, hub id, folder or GGUF file"
+        )
     if dtype not in DTYPES:
         raise Refused(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
     place = _device(device)
@@ -208,10 +212,10 @@ def _locate(spec: str, revision: str | None) -> _Source:
         raise Refused(f"revision {revision!r}: {spec} is on this disk, only the hub has revisions")
     if spec in presets():
         return _preset(spec, presets()[spec])
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise Refused(f"GGUF file {spec} does not exist; check the path")
+    if path.is_file():
         return _gguf(path)
+    if path.suffix.lower() == ".gguf":
+        raise Refused(f"GGUF file {spec} does not exist; check the path")
     if path.is_dir():
         if (path / "config.json").is_file():
             files = tuple(sorted(path.glob("*.safetensors")))
@@ -320,7 +324,7 @@ def _refusals(spec: str, source: _Source) -> Iterator[None]:
         if isinstance(error, OSError) and "revision" in source.options:
             raise Refused(
                 f"model {spec!r} is no preset, no folder here, and cannot be had from the hub "
-                f"({reason}){_hint(spec)}"
+                f"({reason}); check its name and the network{_hint(spec)}"
             ) from None
         raise Refused(f"model {spec!r} cannot be read: {reason}; fetch it again") from None
 

@@ -51,10 +51,12 @@ class Protocol:
         Raises
         ------
         Refused
-            Fewer than two prompts, or fewer than one of anything else.
+            Fewer than two prompts, fewer than one of anything else, or a seed out of range.
         """
         if self.prompts < 2:
             raise Refused(f"prompts = {self.prompts}: a distance needs at least 2 prompts")
+        if not 0 <= self.seed < 2**32:
+            raise Refused(f"seed = {self.seed}: give a whole number from 0 to {2**32 - 1}")
         for name in ("prompt_tokens", "continuations", "horizon"):
             if (value := getattr(self, name)) < 1:
                 raise Refused(f"{name} = {value}: ask for at least 1")
