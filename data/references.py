@@ -34,8 +34,11 @@ def measure() -> None:
     commit = records.surroundings()["commit_of_nohair"]
     if commit is None or commit.endswith("-dirty"):
         raise Refused(f"commit {commit}: commit every change before measuring references")
-    for name, twin in REFERENCES.items():
-        record = run(models.load("smollm2-135m", twin=twin), Protocol())
+    measured = {
+        name: run(models.load("smollm2-135m", twin=twin), Protocol())
+        for name, twin in REFERENCES.items()
+    }
+    for name, record in measured.items():  # a file written earlier would make the tree unclean
         distance = distances.metric(record, "l2")
         fits = decay.profile(distance.t, distance, WINDOW, floor=distance.floor)
         summary = summarise(record, distance, fits)

@@ -95,8 +95,8 @@ def check_window(window: Sequence[float], last: float) -> Window:
     """
     if last < 2:
         raise Refused(f"T = {last:g}: a fit needs at least 2 positions; ask for a longer horizon")
-    if len(window) != 2:
-        raise Refused(f"window {list(window)} is no window: give two numbers, first and last t")
+    if np.size(window) != 2:
+        raise Refused(f"window {window} is no window: give two numbers, first and last t")
     start, end = window
     if not 1 <= start < end <= last:
         raise Refused(

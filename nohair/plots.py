@@ -84,7 +84,7 @@ def curves(ax: Axes, mean: DataArray, every: int = 4, title: str = "") -> Axes:
         colour = layer_colour(layer, layers)
         ax.loglog(t[shown], blocks.sel(layer=layer)[shown], color=colour, lw=1.2, label=label)
     ax.loglog(t[shown], final[0, shown], color=INK, ls=(0, (5, 1.5)), lw=1.6, label="final norm")
-    floor, lowest = ABOVE_FLOOR * mean.floor.to_numpy(), float(mean.min())
+    floor, lowest = ABOVE_FLOOR * mean.floor.to_numpy(), float(mean.where(mean > 0).min())
     if (floor > 0).any():
         low, high = floor[floor > 0].min(), floor.max()
         label = f"{ABOVE_FLOOR:g} × floor, at most {high:.0e}"

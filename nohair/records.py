@@ -84,17 +84,17 @@ def writable(path: str | Path) -> Path:
         The folder cannot be made or written, or one of the files would replace a folder.
     """
     path = Path(path)
-    if path.is_dir():
-        raise Refused(f"{path} is a folder; name a file for the record")
-    path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
-    for file in (path, path.with_suffix(".json"), path.with_suffix(".svg")):
-        if file.is_dir():
-            raise Refused(f"{file} is a folder and would have to be replaced; choose another name")
-    nearest = next(folder for folder in path.absolute().parents if folder.exists())
     try:
+        if path.is_dir():
+            raise Refused(f"{path} is a folder; name a file for the record")
+        path = path if path.suffix == ".nc" else path.with_name(path.name + ".nc")
+        for file in (path, path.with_suffix(".json"), path.with_suffix(".svg")):
+            if file.is_dir():
+                raise Refused(f"{file} is a folder and would be replaced; choose another name")
+        nearest = next(folder for folder in path.absolute().parents if folder.exists())
         TemporaryDirectory(dir=nearest, prefix=".writing-").cleanup()
     except OSError as error:
-        raise Refused(f"cannot write to {nearest} ({error.strerror}); choose another") from None
+        raise Refused(f"cannot write {path} ({error.strerror}); choose another") from None
     return path
 
 
@@ -131,10 +131,9 @@ def load(name: str | Path) -> xr.Dataset:
         found = "no schema" if schema is None else f"schema {schema}"
         raise Refused(f"{path} is no record of this version: {found}, {SCHEMA} is read here")
     try:
-        attrs = json.loads(record.attrs["provenance"])
-    except (KeyError, ValueError):
+        return record.drop_attrs(deep=False).assign_attrs(json.loads(record.attrs["provenance"]))
+    except (KeyError, TypeError, ValueError):
         raise Refused(f"{path} has lost its provenance; measure anew") from None
-    return record.drop_attrs(deep=False).assign_attrs(attrs)
 
 
 def provenance(record: xr.Dataset) -> dict[str, str]:

@@ -1,12 +1,16 @@
 """The command line: what it prints, what it saves, and how it refuses."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pytest
 
-from nohair import records
+from nohair import places, records
 from nohair.book import cli
+from nohair.lab.protocol import Protocol
 
 TINY = ["--prompts", "3", "--prompt-tokens", "8", "--horizon", "96", "--continuations", "2"]
 
@@ -106,6 +110,11 @@ REFUSALS = {
     "no model": ([""], "no model is named"),
     "a revision of a preset": (["smoke", "--revision", "step1"], "only the hub has revisions"),
     "device without data": (["smoke", "--device", "meta"], "meta"),
+    "negative seed": (["smoke", "--seed", "-1"], "seed"),
+    "endless seed": (["smoke", "--seed", "99999999999999999999"], "seed"),
+    "endless horizon": (["smoke", "--horizon", "1000000000000"], "1000000000000"),
+    "one position": (["smoke", "--horizon", "1"], "T = 1:"),
+    "endless name": (["m" * 300], "File name too long"),
 }
 
 
@@ -121,6 +130,122 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(nohair, tmp_path, monk
     assert complaints.startswith("nohair: ")
     assert named in complaints
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", ["unknown model", "endless name", "window beyond T"])
+@pytest.mark.parametrize("out", [["--out", "new/sub/x.nc"], []])
+def test_a_refusal_makes_no_folder_either(nohair, tmp_path, monkeypatch, case, out):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(places, "BUILD", tmp_path / "_build")
+    code, _, complaints = nohair("measure", *REFUSALS[case][0], *out)
+    assert (code, len(complaints.splitlines())) == (2, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "out"),
+    [("there", "there"), ("there.nc", "there.nc"), ("x.svg", "x.nc"), ("x.json", "x.nc")],
+)
+def test_a_folder_in_the_place_of_what_is_written_is_refused(
+    nohair, tmp_path, monkeypatch, folder, out
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir()
+    code, said, complaints = nohair("measure", "smoke", *TINY, "--out", out)
+    assert (code, said, len(complaints.splitlines())) == (2, "", 1)
+    assert f"{folder} is a folder" in complaints
+    assert [path.name for path in tmp_path.rglob("*")] == [folder]
+
+
+def test_a_name_too_long_for_a_file_is_refused(nohair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, complaints = nohair("measure", "smoke", *TINY, "--out", "x" * 300)
+    assert (code, said, len(complaints.splitlines())) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "renamed.bin", "renamed.gguf"])
+def test_a_file_that_is_no_gguf_is_named(nohair, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("Dear diary,\n")
+    code, _, complaints = nohair("measure", name, "--out", "r.nc")
+    assert (code, len(complaints.splitlines())) == (2, 1)
+    assert name in complaints
+    assert "GGUF" in complaints
+    assert "hub" not in complaints
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["x.bin", "UP.GGUF"])
+def test_a_gguf_need_not_end_in_gguf(nohair, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    code, _, complaints = nohair("measure", name, "--out", "r.nc")
+    assert (code, len(complaints.splitlines())) == (2, 1)
+    assert name in complaints
+    assert "hub" not in complaints
+
+
+MEASUREMENT = {
+    "model": "org/model",
+    "revision": "main",
+    "twin": None,
+    "protocol": Protocol(),
+    "window": (16, 1024),
+    "metric": "l2",
+    "dtype": "float32",
+}
+OTHERS = [
+    {"model": "org/other"},
+    {"revision": "step1000"},
+    {"revision": None},
+    {"twin": "init"},
+    {"window": (32, 1024)},
+    {"metric": "angle"},
+    {"dtype": "bfloat16"},
+    {"protocol": Protocol(prompts=4)},
+    {"protocol": Protocol(prompt_tokens=16)},
+    {"protocol": Protocol(continuations=2)},
+    {"protocol": Protocol(horizon=2048)},
+    {"protocol": Protocol(kind="random")},
+    {"protocol": Protocol(bos=False)},
+    {"protocol": Protocol(seed=1)},
+]
+
+
+def test_measurements_that_differ_do_not_overwrite_each_other():
+    stems = [cli.stem(**{**MEASUREMENT, **other}) for other in [{}, *OTHERS]]
+    assert len(set(stems)) == len(stems)
+    assert cli.stem(**MEASUREMENT) == stems[0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"revision": "refs/pr/1"}, {"model": "/models/mine"}, {"model": "../../mine"}, {"model": "."}],
+)
+def test_a_record_is_named_within_its_folder(asked):
+    stem = cli.stem(**{**MEASUREMENT, **asked})
+    assert not re.search(r"[/\\]", stem)
+    assert not stem.startswith((".", "-"))  # neither hidden nor taken for an option
+
+
+def test_a_folder_given_to_a_chapter_is_meant_from_where_the_reader_stands(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli.given_model("./mine") == str(tmp_path / "mine")
+    for unchanged in ("./gone", "smoke", "org/model"):
+        assert cli.given_model(unchanged) == unchanged
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["measure", "--help"]])
+def test_a_reader_who_has_left_is_not_complained_to(words, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it hides what fails at the last flush
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", "from nohair.book.cli import main; main()", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert done.stderr == b""
 
 
 def test_a_preset_that_is_not_on_this_disk_names_its_mend(nohair, tmp_path, monkeypatch):

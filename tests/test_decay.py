@@ -8,6 +8,7 @@ from scipy.stats import binom
 
 from nohair import decay
 from nohair.errors import Refused
+from nohair.forms import FORMS
 
 T = np.arange(1, 1025)
 WINDOW = (16, 1024)
@@ -502,7 +503,10 @@ def spoiled(value):
         (lambda: decay.fit(T, T**-0.5, WINDOW, draws=0), "draws = 0"),
         (lambda: decay.fit(T, T**-0.5, WINDOW, level=95), "level = 95"),
         (lambda: decay.compare(T, T**-0.5, WINDOW, ["power", "linear"]), "'linear'"),
-        (lambda: decay.compare(T, T**-0.5, (1, 1024)), "power_log has no value at t = 1"),
+        (
+            lambda: decay.fit(T, T**-0.5, (1, 1024), "power_log"),
+            "power_log has no value at t = 1",
+        ),
         (lambda: decay.local_interval(T, T**-0.5), "one curve"),
         (lambda: decay.window_grid(T, T**-0.5, [16], [4096]), r"\[16, 4096\]"),
     ],
@@ -511,6 +515,42 @@ def test_refusals_name_the_thing_in_one_line(call, says):
     with pytest.raises(Refused, match=says) as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("distance", [T**-0.5, measured(T**-0.6, prompts=4)])
+def test_a_comparison_from_the_first_t_leaves_out_the_form_without_a_value_there(distance):
+    comparison = decay.compare(T, distance, (1, 1024), draws=20)
+    assert {row["form"] for row in comparison.rows} == set(FORMS) - {"power_log"}
+    assert comparison.best == "power"
+    others = [form for form in FORMS if form != "power_log"]
+    np.testing.assert_equal(  # which takes two nan for equal: one curve has no shares
+        comparison.rows, decay.compare(T, distance, (1, 1024), others, draws=20).rows
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "last", "says"),
+    [
+        ([16], 1024, r"\[16\]"),
+        (16, 1024, "16"),
+        ((16, 32, 64), 1024, "64"),
+        ((512, 16), 1024, r"\[512, 16\]"),
+        ((16, 16), 1024, r"\[16, 16\]"),
+        ((0, 512), 1024, r"\[0, 512\]"),
+        ((16, 2048), 1024, r"\[16, 2048\]"),
+        ((np.nan, 512), 1024, "nan"),
+        ((1, 1), 1, "T = 1:"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_in_one_line(window, last, says):
+    with pytest.raises(Refused, match=says) as refusal:
+        decay.check_window(window, last)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("window", [(1, 1024), [16, 512], (2.5, 1024)])
+def test_a_window_within_the_data_is_accepted(window):
+    decay.check_window(window, 1024)
 
 
 def test_a_profile_is_the_fit_of_every_layer_with_its_own_floor():

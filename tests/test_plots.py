@@ -1,6 +1,8 @@
 """Pictures show the data that they are given, and the same data give the same bytes."""
 
 import io
+import re
+import warnings
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -28,7 +30,7 @@ def mean():
     data = np.array([3.0 * T ** -(1 - 0.1 * layer) for layer in range(7)])
     coords = {"layer": np.arange(1, 8), "t": T, "site": ("layer", ["block"] * 6 + ["final"])}
     coords["floor"] = ("layer", np.full(7, 1e-5))
-    return xr.DataArray(data, coords, ("layer", "t"))
+    return xr.DataArray(data, coords, ("layer", "t"), attrs={"metric": "l2"})
 
 
 def test_curves_draw_first_every_nth_and_last_block_the_final_norm_and_the_reference(ax, mean):
@@ -39,9 +41,44 @@ def test_curves_draw_first_every_nth_and_last_block_the_final_norm_and_the_refer
     assert lines[3].get_ydata()[-1] == mean[-1, -1]
     x, y = lines[4].get_data()
     assert y[0] / y[-1] == pytest.approx(x[-1] / x[0])
-    assert {"block 1", "block 6", "final norm", "3 × floor", "1/t"} == {
+    assert {"block 1", "block 6", "final norm", "3 × floor, at most 3e-05", "1/t"} == {
         text.get_text() for text in ax.get_legend().get_texts()
     }
+
+
+@pytest.mark.parametrize(
+    ("metric", "named"), [("l2", "distance D"), ("relative", "relative"), ("angle", "angle")]
+)
+def test_curves_name_the_metric_that_they_show(ax, mean, metric, named):
+    plots.curves(ax, mean.assign_attrs(metric=metric))
+    assert named in ax.get_ylabel()
+    assert ("relative" in ax.get_ylabel()) == (metric == "relative")
+
+
+def test_the_reference_line_can_be_compared_with_the_first_block(ax, mean):
+    plots.curves(ax, mean)
+    line = next(line for line in ax.get_lines() if line.get_label() == "1/t")
+    x, y = line.get_data()
+    beside = float(mean[0].sel(t=x[0], method="nearest"))
+    assert 0.5 <= y[0] / beside <= 2
+
+
+def test_a_floor_far_below_is_named_and_does_not_flatten_the_curves(ax, mean):
+    plots.curves(ax, mean.assign_coords(floor=("layer", np.full(7, 1e-12))))
+    bottom, top = ax.get_ylim()
+    assert float(mean.min()) / 100 <= bottom <= float(mean.min())
+    assert top >= float(mean.max())
+    named = [text.get_text() for text in ax.get_legend().get_texts() if "floor" in text.get_text()]
+    assert len(named) == 1
+    assert re.search(r"3 × floor.*3(\.0)?e-12", named[0])
+
+
+def test_a_distance_of_zero_leaves_a_gap_and_no_warning(ax, mean):
+    mean[0, 99] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.curves(ax, mean)
+    assert ax.get_ylim()[0] > 0
 
 
 def test_a_floor_that_was_not_measured_is_not_drawn(ax, mean):

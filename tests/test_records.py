@@ -144,9 +144,20 @@ def test_record_of_another_schema_is_refused(
     assert re.search(r"schema 2, 1 is read", found)
 
 
+@pytest.mark.parametrize("provenance", [None, "", '{"model": ', "[1, 2]", 3])
+def test_record_without_readable_provenance_is_refused(
+    tmp_path: Path, provenance: str | int | None
+) -> None:
+    path = tmp_path / "foreign.nc"
+    attrs = {"nohair_schema": records.SCHEMA, "provenance": provenance}
+    kept = {name: value for name, value in attrs.items() if value is not None}
+    record().drop_attrs().assign_attrs(kept).to_netcdf(path)
+    assert str(path) in refusal_of(path)
+
+
 def test_folder_that_is_a_file_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(Refused, match=r"cannot write to .*file"):
+    with pytest.raises(Refused, match=r"cannot write .*file"):
         records.save(record(), tmp_path / "file" / "one.nc")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "kept"
@@ -158,7 +169,7 @@ def test_folder_that_is_a_file_is_refused_and_nothing_is_left(tmp_path: Path) ->
 def test_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
-    with pytest.raises(Refused, match="cannot write to"):
+    with pytest.raises(Refused, match="cannot write"):
         records.save(record(), locked / "one.nc")
     assert not list(locked.iterdir())
 

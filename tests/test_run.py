@@ -176,7 +176,8 @@ def test_ctrl_c_leaves_what_was_there_and_no_kernel(root: Path, tmp_path: Path) 
     chapter = publish_then_change(root, wait)
     earlier = chapter.copy_in().read_bytes()
     script = f"""
-        import pathlib
+        import pathlib, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & lets it be ignored
         from nohair.book.chapters import find
         from nohair.book.run import run
         run(find("small", pathlib.Path({str(root)!r})))
@@ -199,6 +200,65 @@ def test_a_tree_that_cannot_be_written_is_said_in_one_line(root: Path, tmp_path:
     (tmp_path / "file").touch()
     with pytest.raises(Failed, match=r"cannot be written to .*: make room or choose another"):
         run(write_chapter(root, "print(1)"), tree=tmp_path / "file")
+
+
+def test_a_relative_tree_is_meant_from_where_the_reader_stands(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter = write_chapter(root, "print('here')")
+    monkeypatch.chdir(tmp_path)
+    outcome = run(chapter, tree=Path("tree"))
+    assert printed(tmp_path / "tree" / "chapters" / "01_small.ipynb") == ["here"]
+    assert outcome.notebook.is_absolute()
+    assert not run(chapter, tree=tmp_path / "tree").executed
+    assert os.listdir(root / "chapters") == ["01_small.ipynb"]  # where the kernel worked
+
+
+@pytest.mark.parametrize("way", ["straight", "round about", "through a link"])
+def test_a_tree_that_would_replace_the_source_is_refused(
+    root: Path, tmp_path: Path, way: str
+) -> None:
+    chapter = write_chapter(root, "print(1)")
+    source = chapter.source.read_bytes()
+    (tmp_path / "link").symlink_to(root)
+    trees = {
+        "straight": root,
+        "round about": root / "chapters" / "..",
+        "through a link": tmp_path / "link",
+    }
+    with pytest.raises(Refused, match=r"would replace .*01_small\.ipynb") as refusal:
+        run(chapter, tree=trees[way], force=True)
+    assert "\n" not in str(refusal.value)
+    assert chapter.source.read_bytes() == source
+    assert os.listdir(root / "chapters") == ["01_small.ipynb"]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), 0, -1])
+def test_a_timeout_that_is_none_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(Refused, match=f"timeout.*{timeout:g}"):
+        run(write_chapter(root, "print(1)"), timeout=timeout)
+    assert not (root / "_build").exists()
+
+
+def test_a_broken_timeout_is_rounded_up(root: Path) -> None:
+    # Cut down to 1 s, this cell would be stopped; nbclient counts in whole seconds.
+    outcome = run(write_chapter(root, "import time; time.sleep(1.3); print(1)"), timeout=1.1)
+    assert printed(outcome.notebook) == ["1"]
+
+
+def test_what_the_library_refuses_in_a_cell_is_a_refusal_not_a_failure(root: Path) -> None:
+    refuse = "from nohair.errors import Refused\nraise Refused('window [9, 3] is\\nreversed')"
+    chapter = publish_then_change(root, refuse)
+    earlier = chapter.copy_in().read_bytes()
+    with pytest.raises(Refused, match=r"chapter 01_small.*cell 2 of 2.*window \[9, 3\] is") as e:
+        run(chapter)
+    assert "\n" not in str(e.value)
+    assert chapter.copy_in().read_bytes() == earlier
+    assert os.listdir(chapter.copy_in().parent) == ["01_small.ipynb"]
+    assert os.listdir(root / "_build") == ["executed"]  # nothing to inspect: the input was wrong
 
 
 @pytest.mark.parametrize("tags", [[], ["parameters", "parameters"]])

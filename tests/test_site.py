@@ -9,6 +9,7 @@ import functools
 import http.server
 import importlib.metadata
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -120,6 +121,48 @@ def test_a_site_is_replaced_whole(book: Chapter) -> None:
     site.build(book.root)
     assert not (html(book.root) / "old.html").exists()
     assert sorted(os.listdir(book.root / "_build")) == ["executed", "html", "site.log"]
+
+
+def test_a_relative_tree_and_folder_are_meant_from_where_the_reader_stands(
+    book: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(book, tree=tmp_path / "tree")
+    monkeypatch.chdir(tmp_path)
+    site.build(book.root, Path("pages"), tree=Path("tree"))
+    assert (tmp_path / "pages" / "chapters" / "01_small.html").is_file()
+
+
+@pytest.mark.parametrize("there", ["an earlier site", "an empty folder"])
+def test_a_folder_that_holds_nothing_of_the_readers_is_taken(
+    book: Chapter, tmp_path: Path, there: str
+) -> None:
+    out = tmp_path / "pages"
+    if there == "an earlier site":
+        shutil.copytree(html(book.root), out)
+        (out / "old.html").write_text("left over")
+    else:
+        out.mkdir()
+    assert site.build(book.root, out) == out / "index.html"
+    assert (out / "index.html").is_file()
+    assert not (out / "old.html").exists()
+
+
+@pytest.mark.parametrize("there", ["a folder", "a folder in a folder", "a file"])
+def test_what_is_no_earlier_site_is_never_replaced(
+    book: Chapter, tmp_path: Path, there: str
+) -> None:
+    out = tmp_path / "mine"
+    if there == "a file":
+        out.write_text("years of work")
+    else:
+        (out / "deep").mkdir(parents=True)
+        if there == "a folder":
+            (out / "index.html").write_text("years of work")
+    earlier = sorted(tmp_path.rglob("*")), files(tmp_path)
+    with pytest.raises(Refused, match=re.escape(str(out))) as refusal:
+        site.build(book.root, out)
+    assert "\n" not in str(refusal.value)
+    assert (sorted(tmp_path.rglob("*")), files(tmp_path)) == earlier
 
 
 def test_case_9_jupyter_book_2_is_named(book: Chapter, monkeypatch: pytest.MonkeyPatch) -> None:

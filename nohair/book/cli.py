@@ -142,14 +142,18 @@ def stem(
     settings = {**asdict(protocol), "window": list(window), "metric": metric}
     usual["dtype"], settings["dtype"] = "float32", dtype
     changed = [f"{name} {value}" for name, value in settings.items() if value != usual[name]]
-    subject = [model, revision or "", twin or ""]
-    return re.sub(r"[^\w.]+", "-", " ".join([*subject, *changed])).strip("-._")
+    subject = [model.replace("/", "--")]
+    subject += [f"at {revision}"] if revision else []
+    subject += [f"twin {twin}"] if twin else []
+    return re.sub(r"[^\w.-]+", "-", " ".join([*subject, *changed])).strip("-._")
 
 
 def given_model(spec: str) -> str:
     """Make the path of a model absolute: a chapter's kernel works in another folder."""
+    from nohair.lab.models import presets
+
     path = Path(spec).expanduser()
-    return str(path.resolve()) if path.exists() else spec
+    return str(path.resolve()) if spec not in presets() and path.exists() else spec
 
 
 def _table(summary: dict[str, Any], distance: Any) -> None:
@@ -218,9 +222,12 @@ def run(
     from nohair.book import chapters, parameters
     from nohair.book.run import run as execute
 
-    pairs = [*(parameter or []), *([] if model is None else [f"model={given_model(model)}"])]
+    pairs = [*(parameter or []), *([] if model is None else [f"model={model}"])]
     wanted = chapters.listed() if chapter == "all" else [chapters.find(chapter)]
     jobs = [(one, parameters.parse(one, pairs)) for one in wanted]
+    for _, given in jobs:
+        if isinstance(given.get("model"), str):
+            given["model"] = given_model(given["model"])
     outcomes = []
     for one, given in jobs:
         outcome = execute(one, given, tree=tree, timeout=timeout, force=force, progress=_cells(one))

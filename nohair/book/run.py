@@ -179,7 +179,8 @@ def _execute(
         )
     except PapermillExecutionError as problem:
         if problem.ename == Refused.__name__:
-            raise Refused(f"chapter {chapter.name}, {at}: {problem.evalue}") from problem
+            reason = " ".join(problem.evalue.split())
+            raise Refused(f"chapter {chapter.name}, {at}: {reason}") from problem
         raise _failed(chapter, at, partial, _error(problem.ename, problem.evalue)) from problem
     except DeadKernelError as problem:
         reason = "the kernel died, most often for want of memory: try a smaller model or horizon"

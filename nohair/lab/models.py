@@ -27,7 +27,6 @@ from nohair.lab import anatomy, twins
 from nohair.places import PRESETS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LONGEST_NAME = 255  # of a file, on every system
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -156,11 +155,8 @@ def load(
         or of another hash than the preset states.
     """
     twins.check(twin)
-    if not spec.strip() or len(spec) > LONGEST_NAME:
-        raise Refused(
-            f"a model's name has 1 to {LONGEST_NAME} characters, this one {len(spec)}; "
-            "give a preset, hub id, folder or GGUF file"
-        )
+    if not spec.strip():
+        raise Refused("no model is named; give a preset, hub id, folder or GGUF file")
     if dtype not in DTYPES:
         raise Refused(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
     place = _device(device)
@@ -208,7 +204,11 @@ def _device(device: str) -> torch.device:
 
 def _locate(spec: str, revision: str | None) -> _Source:
     path = Path(spec).expanduser()
-    if revision is not None and (spec in presets() or path.exists()):
+    try:
+        here = spec in presets() or path.exists()
+    except OSError as error:
+        raise Refused(f"model {spec[:40]!r}… cannot be a path ({error.strerror})") from None
+    if revision is not None and here:
         raise Refused(f"revision {revision!r}: {spec} is on this disk, only the hub has revisions")
     if spec in presets():
         return _preset(spec, presets()[spec])
