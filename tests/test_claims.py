@@ -26,6 +26,8 @@ def fit(alpha, low, high):
         ((0.6, 0.51, 0.7), "above"),
         ((0.5, 0.45, 0.55), "partly inside"),
         ((0.3, 0.1, 0.6), "partly inside"),
+        ((0.15, 0.1, 0.25), "partly inside"),
+        ((0.55, 0.45, 0.6), "partly inside"),
         ((nan, nan, nan), "no decay measurable"),
     ],
 )

@@ -248,6 +248,17 @@ def test_a_reader_who_has_left_is_not_complained_to(words, monkeypatch):
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("case", ["window beyond T", "unknown metric", "unknown kind", "no prompt"])
+def test_what_can_be_refused_at_once_is_refused_before_a_model_is_loaded(
+    nohair, tmp_path, monkeypatch, case
+):
+    from nohair.lab import models
+
+    monkeypatch.setattr(models, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    code, _, _ = nohair("measure", *REFUSALS[case][0], "--out", tmp_path / "r.nc")
+    assert code == 2
+
+
 def test_a_preset_that_is_not_on_this_disk_names_its_mend(nohair, tmp_path, monkeypatch):
     from nohair.lab import models
 

@@ -34,12 +34,12 @@ def mean():
 
 
 def test_curves_draw_first_every_nth_and_last_block_the_final_norm_and_the_reference(ax, mean):
-    assert plots.curves(ax, mean, every=4) is ax
-    lines = ax.get_lines()
-    assert len(lines) == 3 + 1 + 1  # blocks 1, 4, 6; the final norm; 1/t
-    assert lines[0].get_ydata()[0] == mean[0, 0]
-    assert lines[3].get_ydata()[-1] == mean[-1, -1]
-    x, y = lines[4].get_data()
+    assert plots.curves(ax, mean, every=2) is ax
+    *blocks, final, reference = ax.get_lines()
+    ends = [line.get_ydata()[-1] for line in blocks]
+    assert ends == [mean.sel(layer=layer, t=T[-1]) for layer in (1, 2, 4, 6)]
+    assert final.get_ydata()[-1] == mean[-1, -1]
+    x, y = reference.get_data()
     assert y[0] / y[-1] == pytest.approx(x[-1] / x[0])
     assert {"block 1", "block 6", "final norm", "3 × floor, at most 3e-05", "1/t"} == {
         text.get_text() for text in ax.get_legend().get_texts()
