@@ -18,6 +18,7 @@ def test_the_seed_decides_prompts_and_continuations_and_repeats_them(
         run(smoke, replace(SMALL, kind=kind, seed=seed), progress=False) for seed in (0, 0, 1)
     )
     assert first.equals(again)
+    assert first.attrs["continuation_kind"] == kind
     for texts in ("prompts_sha256", "continuations_sha256"):
         assert first.attrs[texts] == again.attrs[texts] != other.attrs[texts]
 
@@ -27,4 +28,3 @@ def test_a_record_carries_its_settings_and_has_their_shape(smoke: Subject) -> No
     assert Protocol(**record.attrs["protocol"]) == SMALL
     sizes = record.sizes
     assert (sizes["prompt"], sizes["continuation"], sizes["t"]) == (2, 1, 12)
-    assert record.attrs["continuation_kind"] == SMALL.kind
