@@ -1,0 +1,4 @@
+"""The mathematics, in NumPy and SciPy alone.
+
+`symmetric`: the weight of chains of relays; `bound`: the theorem's recursion and its majorant.
+"""
