@@ -156,16 +156,82 @@ def local(
     exponents: Mapping[str, tuple[ArrayLike, ArrayLike]],
     intervals: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
 ) -> Axes:
-    """Draw local exponents, given as (t, α(t)) by name, over their intervals (t, low, high)."""
+    """Draw local exponents, (t, α(t)) by name, over the intervals (t, low, high) they may have."""
     colours = (TRAINED, INK, UNTRAINED, THIRD, CONTROL)
     for (name, (t, alpha)), colour in zip(exponents.items(), colours, strict=False):
-        ax.fill_between(*intervals[name], color=colour, alpha=0.15, lw=0)
+        if name in intervals:
+            ax.fill_between(*intervals[name], color=colour, alpha=0.15, lw=0)
         ax.semilogx(t, alpha, color=colour, label=name)
     ax.axhline(1, color=REFERENCE, ls=":")
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)")
     ax.set_ylim(bottom=min(-0.5, ax.get_ylim()[0]))  # the legend lies below every curve
     ax.legend(loc="lower right", ncols=2)
+    return ax
+
+
+def by_block(
+    ax: Axes,
+    series: Mapping[str, ArrayLike],
+    label: str,
+    reference: Mapping[str, float] | None = None,
+) -> Axes:
+    """Draw quantities that each block has one of, log, by name; reference levels are dotted."""
+    dashes = ("-", "--", ":")
+    for i, (name, values) in enumerate(series.items()):
+        colour = (TRAINED, UNTRAINED)[i % 2]
+        values = np.asarray(values)
+        depth = np.arange(1, len(values) + 1)
+        ax.semilogy(depth, values, color=colour, ls=dashes[i // 2], lw=1.5, label=name)
+    for name, level in (reference or {}).items():
+        ax.axhline(level, color=REFERENCE, ls=":")
+        ax.text(1, level, name, va="bottom", fontsize=8.5, color=REFERENCE)
+    ax.set(xlabel="block", ylabel=label)
+    ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return ax
+
+
+def shares(
+    ax: Axes, share: DataArray, first: DataArray, prompt_tokens: int, every: int = 6
+) -> Axes:
+    """Draw the prompt's share of attention against t, by block, with that of its first token.
+
+    Parameters
+    ----------
+    ax
+        Where to.
+    share, first
+        Of the prompt and of the sequence's first token (layer, t).
+    prompt_tokens
+        P; the dotted line is uniform attention, P/(P + t).
+    every
+        Which blocks: the first, then each `every`-th, and always the last.
+    """
+    t, layers = share.t.to_numpy(), share.sizes["layer"]
+    shown = np.unique(np.geomspace(1, t[-1], 160).round().astype(int)) - 1  # log-spaced
+    for layer in sorted({1, *range(every, layers + 1, every), layers}):
+        colour, label = layer_colour(layer, layers), f"block {layer}"
+        ends = label if layer in (1, layers) else None
+        ax.loglog(t[shown], share.sel(layer=layer)[shown], color=colour, lw=1.2, label=ends)
+        ax.loglog(t[shown], first.sel(layer=layer)[shown], color=colour, lw=1.0, ls=(0, (3, 2)))
+    uniform = prompt_tokens / (prompt_tokens + t)
+    ax.loglog(t, uniform, color=REFERENCE, ls=":", label="uniform attention")
+    ax.plot([], [], color=INK, lw=1.0, ls=(0, (3, 2)), label="first token alone")
+    ax.set(xlabel="t, position in the continuation", ylabel="share of attention")
+    ax.legend(loc="lower left")
+    return ax
+
+
+def magnitudes(ax: Axes, curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Axes:
+    """Draw curves so far apart that their axis counts decimal digits: (t, log10 of it) by name."""
+    colours = (TRAINED, UNTRAINED, TRAINED, UNTRAINED)
+    for (name, (t, exponent)), colour, style in zip(
+        curves.items(), colours, ("-", "-", "--", "--"), strict=False
+    ):
+        ax.semilogx(t, exponent, color=colour, ls=style, label=name)
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel="t, position in the continuation", ylabel="log₁₀ of the distance")
+    ax.legend(loc="center left")
     return ax
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from nohair.errors import Refused
 
 Config = Any  # transformers' configurations are untyped bags of attributes
+Role = Literal["attention", "mlp", "after attention", "after mlp", "query", "key"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,52 @@ LLAMA_FLAT = _flat(0.02, "flat 0.02, the value in Llama's published configuratio
 UNPUBLISHED = _flat(0.02, "not published; flat 0.02 as in the published configurations")
 
 
+class Projection(NamedTuple):
+    """Weight (heads, head width, width) and bias (heads, head width), or None, of one reading."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _separate(query: str, key: str, value: str) -> Callable[[Any], list[tuple[Tensor, Any]]]:
+    """Queries, keys and values read by three matrices (rows, width) of these names."""
+    return lambda attention: [
+        (module.weight, module.bias) for module in map(attention.get_submodule, (query, key, value))
+    ]
+
+
+def _gpt2_fused(attention: Any) -> list[tuple[Tensor, Any]]:
+    """All three side by side in one transposed matrix."""
+    fused = attention.c_attn
+    return list(zip(fused.weight.T.chunk(3), fused.bias.chunk(3), strict=True))
+
+
+def _neox_fused(attention: Any) -> list[tuple[Tensor, Any]]:
+    """All three in one matrix, head by head."""
+    fused = attention.query_key_value
+    rows = torch.arange(fused.out_features).view(-1, 3, attention.head_size)
+    return [
+        (fused.weight[index], None if fused.bias is None else fused.bias[index])
+        for index in (rows[:, i].flatten() for i in range(3))
+    ]
+
+
+def _opt_separate(attention: Any) -> list[tuple[Tensor, Any]]:
+    """OPT scales its queries, not its logits."""
+    query, key, value = _separate("q_proj", "k_proj", "v_proj")(attention)
+    weight, bias = query
+    scale = attention.scaling
+    return [(weight * scale, None if bias is None else bias * scale), key, value]
+
+
 @dataclass(frozen=True)
 class Family:
-    """One row of the table; paths are relative to the base model or to a block."""
+    """One row of the table; paths are relative to the base model or to a block.
+
+    ``norms`` stand in the order in which they act, one alone serves attention and MLP both;
+    ``readers`` are the matrices that the MLP reads its input with, the gate first; ``qk_norms``
+    are relative to the attention; ``gain_offset`` is what a norm adds to its stored gain.
+    """
 
     title: str
     blocks: str
@@ -66,6 +112,11 @@ class Family:
     norm: Literal["LayerNorm", "RMSNorm"]
     positions: Literal["learned", "rotary"]
     initialisation: Initialisation
+    project: Callable[[Any], list[tuple[Tensor, Any]]]
+    readers: tuple[str, ...]
+    activation: str
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    gain_offset: float = 0.0
     placement: Literal["pre", "sandwich"] = "pre"
     parallel: Callable[[Config], bool] = field(default=lambda c: False)
     qk_norm: Callable[[Config], bool] = field(default=lambda c: False)
@@ -84,12 +135,16 @@ def _llama_like(title: str, initialisation: Initialisation, **changes: Any) -> F
         "norm": "RMSNorm",
         "positions": "rotary",
         "initialisation": initialisation,
+        "project": _separate("q_proj", "k_proj", "v_proj"),
+        "readers": ("mlp.gate_proj", "mlp.up_proj"),
+        "activation": "mlp.act_fn",
     }
     return Family(**(row | changes))
 
 
-_SANDWICH: dict[str, Any] = {
+_GEMMA: dict[str, Any] = {
     "placement": "sandwich",
+    "gain_offset": 1.0,
     "norms": (
         "input_layernorm",
         "post_attention_layernorm",
@@ -110,6 +165,9 @@ FAMILIES: dict[str, Family] = {
         norm="LayerNorm",
         positions="learned",
         initialisation=GPT2_SCALED,
+        project=_gpt2_fused,
+        readers=("mlp.c_fc",),
+        activation="mlp.act",
     ),
     "gpt_neox": Family(
         title="GPT-NeoX",
@@ -122,14 +180,17 @@ FAMILIES: dict[str, Family] = {
         norm="LayerNorm",
         positions="rotary",
         initialisation=SMALL_AND_WANG,
+        project=_neox_fused,
+        readers=("mlp.dense_h_to_4h",),
+        activation="mlp.act",
         parallel=lambda c: bool(c.use_parallel_residual),
     ),
     "llama": _llama_like("Llama", LLAMA_FLAT),
     "mistral": _llama_like("Mistral", UNPUBLISHED),
     "qwen2": _llama_like("Qwen2", UNPUBLISHED),
     "qwen3": _llama_like("Qwen3", UNPUBLISHED, qk_norm=lambda c: True),
-    "gemma2": _llama_like("Gemma 2", UNPUBLISHED, **_SANDWICH),
-    "gemma3_text": _llama_like("Gemma 3", UNPUBLISHED, qk_norm=lambda c: True, **_SANDWICH),
+    "gemma2": _llama_like("Gemma 2", UNPUBLISHED, **_GEMMA),
+    "gemma3_text": _llama_like("Gemma 3", UNPUBLISHED, qk_norm=lambda c: True, **_GEMMA),
     "phi": Family(
         title="Phi",
         blocks="layers",
@@ -141,6 +202,10 @@ FAMILIES: dict[str, Family] = {
         norm="LayerNorm",
         positions="rotary",
         initialisation=UNPUBLISHED,
+        project=_separate("q_proj", "k_proj", "v_proj"),
+        readers=("mlp.fc1",),
+        activation="mlp.activation_fn",
+        qk_norms=("q_layernorm", "k_layernorm"),
         parallel=lambda c: True,
         qk_norm=lambda c: bool(c.qk_layernorm),
     ),
@@ -155,6 +220,9 @@ FAMILIES: dict[str, Family] = {
         norm="LayerNorm",
         positions="learned",
         initialisation=OPT_SCALED,
+        project=_opt_separate,
+        readers=("fc1",),
+        activation="activation_fn",
         obstacle=lambda c: (
             None
             if c.do_layer_norm_before and not c._remove_final_layer_norm
@@ -162,6 +230,44 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
 }
+
+
+# Architectures that cannot be measured here, by the ways in which they leave the theorem's class;
+# the names are those of `nohair.lab.conditions.DEPARTURES`.
+_EXPERTS, _RECURRENT = ("mixture of experts",), ("unnormalised attention",)
+OUTSIDE: dict[str, tuple[str, ...]] = {
+    "openai-gpt": ("post-LN",),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), ("post-norm",)),
+    "glm4": ("sandwich norm",),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "jetmoe"), _EXPERTS),
+    **dict.fromkeys(("dbrx", "deepseek_v2", "deepseek_v3", "granitemoe", "gpt_oss"), _EXPERTS),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma"), _RECURRENT),
+    **dict.fromkeys(("jamba", "qwen3_next"), _RECURRENT + _EXPERTS),
+    **dict.fromkeys(("zamba", "bamba"), _RECURRENT),
+    "llama4_text": ("log-n temperature", *_EXPERTS),
+    **dict.fromkeys(("bloom", "mpt"), ("ALiBi",)),
+}
+
+
+def departures(config: Config) -> tuple[str, ...]:
+    """Name the ways in which an architecture leaves the theorem's class; none for most.
+
+    Raises
+    ------
+    Refused
+        It is neither in `FAMILIES` nor in `OUTSIDE`.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is not None:
+        if family.obstacle(config) is not None:
+            return ("post-LN",)
+        return ("sandwich norm",) if family.placement == "sandwich" else ()
+    if config.model_type not in OUTSIDE:
+        raise Refused(
+            f"architecture {config.model_type!r} is in neither table of nohair.lab.anatomy; "
+            f"known: {', '.join([*FAMILIES, *OUTSIDE])}"
+        )
+    return OUTSIDE[config.model_type]
 
 
 @dataclass(frozen=True)
@@ -253,3 +359,83 @@ def final_norm(model: Any) -> nn.Module:
     family = describe(model.config).family
     module: nn.Module = model.base_model.get_submodule(family.final_norm)
     return module
+
+
+def norms(model: Any) -> list[dict[Role, nn.Module]]:
+    """Name the norms of every block by what they do.
+
+    ``attention`` and ``mlp`` stand before these sub-blocks (one module may do both), ``after
+    attention`` and ``after mlp`` between them and the residual stream, ``query`` and ``key``
+    before the product of the two.
+    """
+    shape = describe(model.config)
+    family = shape.family
+    named: list[dict[Role, nn.Module]] = []
+    for block in blocks(model):
+        found = [block.get_submodule(path) for path in family.norms]
+        roles: dict[Role, nn.Module] = {"attention": found[0], "mlp": found[-1]}
+        if family.placement == "sandwich":
+            roles = {
+                "attention": found[0],
+                "after attention": found[1],
+                "mlp": found[2],
+                "after mlp": found[3],
+            }
+        if shape.qk_norm:
+            attention = block.get_submodule(family.attention)
+            query, key = (attention.get_submodule(path) for path in family.qk_norms)
+            roles |= {"query": query, "key": key}
+        named.append(roles)
+    return named
+
+
+def gain(model: Any, norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
+    """Read the gain that a norm multiplies by, the bias that it adds, and its epsilon."""
+    parts: Any = norm
+    epsilon = parts.variance_epsilon if hasattr(parts, "variance_epsilon") else parts.eps
+    offset = describe(model.config).family.gain_offset
+    return parts.weight + offset, getattr(parts, "bias", None), float(epsilon)
+
+
+def projections(model: Any) -> list[tuple[Projection, Projection, Projection, Tensor]]:
+    """Cut every block's attention into heads: how each reads queries, keys, values, and writes.
+
+    Queries have `Anatomy.heads` heads, keys and values `Anatomy.kv_heads`; the writers are of
+    shape (heads, width, head width).
+    """
+    shape = describe(model.config)
+    family = shape.family
+    counts = (shape.heads, shape.kv_heads, shape.kv_heads)
+    cut = []
+    for block in blocks(model):
+        read = [
+            Projection(
+                weight.reshape(count, -1, shape.width),
+                None if bias is None else bias.reshape(count, -1),
+            )
+            for (weight, bias), count in zip(
+                family.project(block.get_submodule(family.attention)), counts, strict=True
+            )
+        ]
+        written = matrix(block.get_submodule(family.residual_writers[0]))
+        query, key, value = read
+        writer = written.reshape(shape.width, shape.heads, -1).movedim(1, 0)
+        cut.append((query, key, value, writer))
+    return cut
+
+
+def matrix(module: Any) -> Tensor:
+    """Weight of a linear map as (out, in), however the module stores it."""
+    weight: Tensor = module.weight.T if isinstance(module, Conv1D) else module.weight
+    return weight
+
+
+def rotary_scale(model: Any) -> float:
+    """Find the largest factor by which rotary positions stretch queries and keys: 1 for most."""
+    found = [
+        float(value)
+        for module in model.base_model.modules()
+        for name, value in vars(module).items()
+        if name.endswith("attention_scaling")
+    ]
+    return max([1.0, *found])

@@ -8,8 +8,7 @@ as it passes, and only D is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -19,10 +18,9 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
-from transformers import DynamicCache
 
 from nohair.errors import Failed, Refused
-from nohair.lab import anatomy
+from nohair.lab import anatomy, passes
 from nohair.lab.models import Subject
 from nohair.lab.texts import Texts
 
@@ -87,8 +85,8 @@ def measure(
     sites = subject.anatomy.layers + 1
     start = len(head) + prompt_tokens
     length = start + horizon
-    cuts = _cuts(length, chunk)
-    other_cuts = _cuts(length, max(1, min(chunk, length) // 5))
+    cuts = passes.cuts(length, chunk)
+    other_cuts = passes.cuts(length, max(1, min(chunk, length) // 5))
     probes = np.unique(np.geomspace(1, horizon, FLOOR_POINTS).round().astype(int)) - 1
 
     distance = np.empty((sites, rows, count * (count - 1) // 2, horizon), np.float32)
@@ -99,7 +97,7 @@ def measure(
     def keep(c: int) -> Take:
         def take(site: int, at: int, states: Tensor) -> None:
             now = slice(at, at + states.shape[1])
-            distance[site, c, :, now] = _pairwise(states).cpu()
+            distance[site, c, :, now] = pairwise(states).cpu()
             norm[site, c, :, now] = _norms(states, _name(site, sites), at).cpu()
             if floor and c == 0:
                 _probe(first, site, at, states, probes)
@@ -113,9 +111,7 @@ def measure(
     quiet = None if progress is None else not progress
     with tqdm(total=total, unit="chunk", desc="measuring", disable=quiet, leave=False) as bar:
         for c in range(rows):
-            shared = np.tile(continuations.ids[c], (count, 1))
-            ids = np.concatenate([np.tile(head, (count, 1)), prompts.ids, shared], axis=1)
-            ids = ids.astype(np.int64)
+            ids = passes.batch(head, prompts.ids, continuations.ids[c])
             _stream(subject, ids, cuts, start, keep(c), bar)
             if floor and c == 0:
                 _stream(subject, ids[:1], other_cuts, start, compare, bar)
@@ -207,27 +203,21 @@ def check_metric(name: str) -> None:
         raise Refused(f"metric {name!r} is unknown; choose {', '.join(METRICS)}")
 
 
-def _cuts(length: int, chunk: int) -> list[slice]:
-    if chunk < 1:
-        raise Refused(f"chunk {chunk}: a forward pass needs at least 1 token")
-    return [slice(a, min(a + chunk, length)) for a in range(0, length, chunk)]
-
-
-@torch.inference_mode()
 def _stream(
     subject: Subject, ids: NDArray[np.int64], cuts: list[slice], start: int, take: Take, bar: Any
 ) -> None:
     """Run the batch chunk by chunk and hand over the continuation's states as they pass.
 
     `take` gets the site (from 0), the offset in the continuation and the states
-    (K, tokens, width). Only the base model runs: no logits are made.
+    (K, tokens, width).
     """
-    model = subject.model
-    tokens = torch.from_numpy(ids).to(subject.device)
-    cache = DynamicCache(config=model.config)
     now = slice(0, 0)
 
-    def read(site: int) -> Callable[..., None]:
+    def begin(chunk: slice) -> None:
+        nonlocal now
+        now = chunk
+
+    def read(site: int) -> passes.Hook:
         def hook(module: Any, args: Any, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
             before = max(0, start - now.start)
@@ -236,25 +226,15 @@ def _stream(
 
         return hook
 
-    with _hooked([*anatomy.blocks(model), anatomy.final_norm(model)], read):
-        for now in cuts:
-            model.base_model(tokens[:, now], cache=cache, use_cache=True)
-            bar.update()
+    sites = [*anatomy.blocks(subject.model), anatomy.final_norm(subject.model)]
+    with passes.hooked({module: read(site) for site, module in enumerate(sites)}):
+        passes.forward(subject, ids, cuts, begin, bar)
 
 
-@contextmanager
-def _hooked(modules: list[Any], hook: Callable[[int], Callable[..., None]]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook(i)) for i, module in enumerate(modules)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def pairwise(states: Tensor) -> Tensor:
+    """Take the distances of all pairs, (pairs, tokens): differences first, norms second.
 
-
-def _pairwise(states: Tensor) -> Tensor:
-    """Distances of all pairs, (pairs, tokens): differences first, norms second, in float32.
-
+    In float32.
     The Gram shortcut |a|² + |b|² - 2ab loses every digit where D is small beside the norm.
     """
     states = states.float()

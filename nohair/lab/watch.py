@@ -1,0 +1,233 @@
+"""Reading attention, norms and MLPs while a model runs: largest and smallest, never the whole.
+
+Attention is computed here in the model's place, one group of heads at a time, because what the
+fused kernels leave behind has neither logits nor weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from nohair.errors import Failed
+from nohair.lab import anatomy, passes
+from nohair.lab.distances import pairwise
+from nohair.lab.models import Subject
+
+NAME = "nohair_watch"  # under which transformers finds our attention
+ROLES: tuple[anatomy.Role, ...] = get_args(anatomy.Role)
+
+AttentionMaskInterface.register(NAME, eager_mask)  # additive: windows are the model's own
+
+
+class Watch:
+    """What is collected while a subject runs; layers and heads count from 0.
+
+    By layer and head ``logit``, ``query`` (continuation), ``key`` (all positions; by key head):
+    the largest; ``beta``, ``share``, ``first``: see `nohair.lab.conditions.inspect`. By layer
+    ``state``: largest norm of what attention reads; ``low``, ``high``: range of what enters the
+    MLP's activation, ``up``: largest entry beside it if it is gated; ``scaling`` of the logits;
+    ``mean``, ``most`` (layer, pair): differences over the prompt. ``rms`` (layer, role), one more
+    layer for the final norm: the smallest that enters a norm.
+
+    Parameters
+    ----------
+    subject
+        The model.
+    prompts, head, prompt_tokens, horizon
+        K, tokens before the prompt, P, T.
+    """
+
+    def __init__(
+        self, subject: Subject, prompts: int, head: int, prompt_tokens: int, horizon: int
+    ) -> None:
+        self.subject, self.shape, self.prompts = subject, subject.anatomy, prompts
+        self.head, self.prompt_tokens, self.start = head, prompt_tokens, head + prompt_tokens
+        self.now = slice(0, 0)
+        layers, heads, keys = self.shape.layers, self.shape.heads, self.shape.kv_heads
+        pairs = prompts * (prompts - 1) // 2
+        sizes = {
+            **dict.fromkeys(("logit", "query", "beta"), (layers, heads)),
+            **dict.fromkeys(("share", "first"), (layers, heads, horizon)),
+            **dict.fromkeys(("state", "low", "high", "up", "scaling"), (layers,)),
+            **dict.fromkeys(("mean", "most"), (layers, pairs)),
+            "key": (layers, keys),
+            "rms": (layers + 1, len(ROLES)),
+        }
+        self.seen = {name: torch.zeros(size, device=subject.device) for name, size in sizes.items()}
+        self.seen["rms"] += inf
+        path = self.shape.family.attention
+        blocks = anatomy.blocks(subject.model)
+        self.layer_of = {block.get_submodule(path): i for i, block in enumerate(blocks)}
+
+    def begin(self, chunk: slice) -> None:
+        """Take note of which positions come next."""
+        self.now = chunk
+
+    def result(self, runs: int) -> dict[str, NDArray[np.float64]]:
+        """Give what was seen in `runs` runs of the batch.
+
+        Raises
+        ------
+        Failed
+            A state or a logit was not finite; the layer is named.
+        """
+        seen = {name: values.double().cpu().numpy() for name, values in self.seen.items()}
+        for name in ("share", "first", "mean"):
+            seen[name] /= runs
+        broken = ~np.isfinite(seen["state"] + seen["logit"].sum(-1) + seen["high"])
+        if broken.any():
+            raise Failed(
+                f"layer {int(broken.argmax()) + 1}: states or logits are not finite in "
+                f"{self.subject.model.dtype}; measure in float32, and if that does not help look "
+                "at the weights"
+            )
+        return seen
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the model use our attention, and hooks read its norms and MLPs; then undo it."""
+        model = self.subject.model
+        before = model.config._attn_implementation
+        ALL_ATTENTION_FUNCTIONS[NAME] = self._attend
+        try:
+            model.set_attn_implementation(NAME)
+            with passes.hooked(self._hooks()):
+                yield
+        finally:
+            model.set_attn_implementation(before)
+            del ALL_ATTENTION_FUNCTIONS[NAME]
+
+    def _hooks(self) -> dict[nn.Module, passes.Hook]:
+        model = self.subject.model
+        roles: dict[nn.Module, list[tuple[int, anatomy.Role]]] = {}
+        for layer, named in enumerate(anatomy.norms(model)):
+            for role, norm in named.items():
+                roles.setdefault(norm, []).append((layer, role))
+        roles[anatomy.final_norm(model)] = [(self.shape.layers, "attention")]
+        hooks = {norm: self._at_norm(which) for norm, which in roles.items()}
+        first, *second = self.shape.family.readers
+        for layer, block in enumerate(anatomy.blocks(model)):
+            hooks[block.get_submodule(first)] = self._at_reader(layer, ("low", "high"))
+            for path in second:
+                hooks[block.get_submodule(path)] = self._at_reader(layer, ("up",))
+        return hooks
+
+    def _at_norm(self, which: list[tuple[int, anatomy.Role]]) -> passes.Hook:
+        """Read what enters a norm, which may have more than one role, and what leaves it."""
+        layer, first = which[0]
+        feeds_attention = first == "attention" and layer < self.shape.layers
+
+        def hook(module: Any, args: Any, output: Tensor) -> None:
+            states = args[0].float()
+            if self.shape.family.norm == "LayerNorm":
+                states = states - states.mean(-1, keepdim=True)
+            size = states.square().mean(-1).sqrt()
+            for layer, role in which:
+                seen = size if role in ("query", "key") else self._continuation(size)
+                if seen.numel():
+                    self._lower("rms", (layer, ROLES.index(role)), seen.min())
+            if feeds_attention:
+                self._read_states(layer, output.float())
+
+        return hook
+
+    def _read_states(self, layer: int, states: Tensor) -> None:
+        """Largest norm of what attention reads, and the differences over the prompt."""
+        self._raise("state", layer, torch.linalg.vector_norm(states, dim=-1).max())
+        begin, end = (max(0, x - self.now.start) for x in (self.head, self.start))
+        prompt = states[:, begin:end]
+        if prompt.shape[1]:
+            gaps = pairwise(prompt)
+            self.seen["mean"][layer] += gaps.sum(-1) / self.prompt_tokens
+            self._raise("most", layer, gaps.amax(-1))
+
+    def _at_reader(self, layer: int, into: tuple[str, ...]) -> passes.Hook:
+        def hook(module: Any, args: Any, output: Tensor) -> None:
+            seen = self._continuation(output)
+            if not seen.numel():
+                return
+            if into == ("up",):
+                self._raise("up", layer, seen.abs().max())
+            else:
+                self._lower("low", layer, seen.min())
+                self._raise("high", layer, seen.max())
+
+        return hook
+
+    def _continuation(self, values: Tensor) -> Tensor:
+        """Leave out what comes before the continuation; OPT's MLP has runs and positions in one."""
+        length = self.now.stop - self.now.start
+        by_run = values.reshape(self.prompts, length, -1)
+        return by_run[:, max(0, self.start - self.now.start) :]
+
+    def _raise(self, name: str, at: Any, value: Tensor) -> None:
+        self.seen[name][at] = torch.maximum(self.seen[name][at], value)
+
+    def _lower(self, name: str, at: Any, value: Tensor) -> None:
+        self.seen[name][at] = torch.minimum(self.seen[name][at], value)
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        scaling: float,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Softmax attention; queries (K, heads, chunk, width), keys (K, key heads, seen, width)."""
+        layer, fresh = self.layer_of[module], key[:, :, -query.shape[2] :].float()
+        self.seen["scaling"][layer] = scaling
+        self._raise("key", layer, torch.linalg.vector_norm(fresh, dim=-1).amax((0, 2)))
+        groups = query.unflatten(1, (key.shape[1], -1))  # type: ignore[no-untyped-call]
+        hidden, out = attention_mask < 0, torch.empty_like(groups)
+        for g in range(key.shape[1]):
+            logits = (groups[:, g] @ key[:, g, None].mT * scaling).float()
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
+            weights = logits.masked_fill(hidden, -inf).softmax(-1)
+            out[:, g] = weights.to(value.dtype) @ value[:, g, None]
+            heads = slice(g * groups.shape[2], (g + 1) * groups.shape[2])
+            self._read_attention((layer, heads), groups[:, g], logits, weights, hidden)
+        return out.flatten(1, 2).transpose(1, 2).contiguous(), None
+
+    def _read_attention(
+        self,
+        at: tuple[int, slice],
+        query: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        hidden: Tensor,
+    ) -> None:
+        """Read one group of heads, weights (K, heads, chunk, seen), where the continuation asks."""
+        skip = max(0, self.start - self.now.start)
+        if skip >= query.shape[2]:
+            return
+        query, logits, weights, hidden = (
+            x[..., skip:, :] for x in (query, logits, weights, hidden)
+        )
+        self._raise("logit", at, logits.masked_fill(hidden, 0.0).abs().amax((0, 2, 3)))
+        self._raise("query", at, torch.linalg.vector_norm(query.float(), dim=-1).amax((0, 2)))
+        oldest = self.now.stop - logits.shape[-1]  # a window's cache has dropped what came before
+        shared, end = (max(0, x - oldest) for x in (self.head, self.start))
+        share = weights[..., shared:end].sum(-1)
+        t = slice(self.now.start + skip - self.start, self.now.stop - self.start)  # from 0
+        keys = self.prompt_tokens + torch.arange(t.start + 1, t.stop + 1, device=logits.device)
+        windowed = self.shape.windows[at[0]] is not None
+        largest = share / self.prompt_tokens if windowed else weights[..., shared:].amax(-1)
+        self._raise("beta", at, (largest * keys).amax((0, 2)))
+        self.seen["share"][*at, t] += share.mean(0)
+        if oldest == 0:
+            self.seen["first"][*at, t] += weights[..., 0].mean(0)
