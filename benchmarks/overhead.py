@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 
-from nohair.lab import distances, models, texts
+from nohair.lab import conditions, distances, models, texts
 from nohair.lab.models import Subject
 from nohair.lab.texts import Texts
 from nohair.places import ROOT
@@ -46,6 +46,10 @@ def with_floor(subject: Subject, prompts: Texts, continuation: Texts) -> None:
     distances.measure(subject, prompts, continuation, floor=True)
 
 
+def inspected(subject: Subject, prompts: Texts, continuation: Texts) -> None:
+    conditions.inspect(subject, prompts, continuation)
+
+
 def pairwise(subject: Subject, prompts: Texts, continuation: Texts) -> None:
     """The loop that one writes first: two forward passes per pair, all states kept."""
     horizon = continuation.ids.shape[1]
@@ -63,12 +67,14 @@ WAYS: dict[str, Callable[[Subject, Texts, Texts], None]] = {
     "bare": bare,
     "streamed": streamed,
     "with_floor": with_floor,
+    "inspected": inspected,
     "pairwise": pairwise,
 }
 TITLES = {
     "bare": "bare forward pass, no logits",
     "streamed": "streamed measurement",
     "with_floor": "streamed measurement with its floor",
+    "inspected": "conditions and constants of the theorem, norms of the weights included",
     "pairwise": "pair by pair, `output_hidden_states=True`",
 }
 

@@ -18,11 +18,23 @@ SMALL = {
         "prompts": 3,
         "continuations": 2,
         "window": [8, 256],
-    }
+    },
+    "02_theorem": {
+        "model": "smoke-4",
+        "prompt_tokens": 8,
+        "horizon": 256,
+        "prompts": 3,
+        "continuations": 1,
+        "window": [8, 256],
+    },
 }
 
 # What those parameters leave in the outputs: the subject, and the window in the verdict on laws.
-TRACES = {"01_forgetting": ["smoke-4", "t in [8, 256]"]}
+TRACES = {
+    "01_forgetting": ["smoke-4", "t in [8, 256]"],
+    # three pairs, one continuation, four blocks, 256 positions, two subjects
+    "02_theorem": ["smoke-4", f"{3 * 4 * 256 * 2:,}"],
+}
 
 
 @pytest.fixture(scope="session", params=[chapter.name for chapter in chapters.listed()])
@@ -68,6 +80,20 @@ def test_the_parameters_reach_the_measurement(executed):
     text = "\n".join(str(cell.get("outputs", "")) for cell in notebook.cells)
     for trace in TRACES[outcome.chapter.name]:
         assert trace in text
+
+
+def test_the_theorem_is_not_violated(executed):
+    outcome, notebook = executed
+    if outcome.chapter.name != "02_theorem":
+        return
+    glued = {
+        output.metadata.scrapbook.name.removeprefix("application/papermill.record/"): output.data
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "scrapbook" in output.get("metadata", {})
+    }
+    (violations,) = glued["violations"].values()
+    assert violations.strip("'") == "none"
 
 
 def test_sources_are_thin_and_clean():

@@ -103,6 +103,45 @@ def test_local_draws_each_exponent_inside_its_interval(ax):
     assert (band.min(), band.max()) == pytest.approx((0.1, 0.7))
 
 
+def test_local_draws_an_exponent_without_an_interval_too(ax):
+    plots.local(ax, {"law": (np.array([1.0, 10.0]), np.array([0.2, 0.6]))}, {})
+    assert not ax.collections
+    assert "law" in [line.get_label() for line in ax.get_lines()]
+
+
+def test_by_block_draws_one_value_per_block_and_names_the_reference(ax):
+    series = {"a": [1.0, 10.0, 100.0], "b": [2.0, 20.0, 200.0], "c": [3.0, 30.0, 300.0]}
+    plots.by_block(ax, series, "factor", {"violated below": 1.0})
+    *lines, level = ax.get_lines()
+    assert [list(line.get_ydata()) for line in lines] == list(series.values())
+    assert all(list(line.get_xdata()) == [1, 2, 3] for line in lines)
+    assert level.get_ydata()[0] == 1.0
+    assert ax.get_yscale() == "log"
+    assert [text.get_text() for text in ax.texts] == ["violated below"]
+    styles = [(line.get_color(), line.get_linestyle()) for line in lines]
+    assert len(set(styles)) == len(styles)
+
+
+def test_shares_stand_beside_the_uniform_one(ax):
+    coords = {"layer": [1, 2], "t": T}
+    share = xr.DataArray(np.array([8 / (8 + T), 0.5 + 0 * T]), coords, ("layer", "t"))
+    plots.shares(ax, share, share / 8, prompt_tokens=8)
+    named = {line.get_label(): line for line in ax.get_lines()}
+    uniform, first = named["uniform attention"], named["block 1"]
+    np.testing.assert_allclose(first.get_ydata()[[0, -1]], uniform.get_ydata()[[0, -1]])
+    assert named["block 2"].get_ydata()[-1] == 0.5
+    ends = sorted(line.get_ydata()[-1] for line in ax.get_lines() if len(line.get_ydata()))
+    assert ends[0] == pytest.approx(1 / (8 + T[-1]))  # the first token's share, dashed
+
+
+def test_magnitudes_count_digits_far_beyond_floats(ax):
+    plots.magnitudes(ax, {"bound": (T, 400.0 + np.log10(T)), "measured": (T, -np.log10(T))})
+    bound, measured, _ = ax.get_lines()
+    assert bound.get_ydata()[0] == 400
+    assert measured.get_ydata()[-1] == pytest.approx(-np.log10(512))
+    assert ax.get_yscale() == "linear"
+
+
 def test_window_map_writes_each_alpha_into_its_cell(ax):
     grid = np.array([[0.25, 0.5], [np.nan, 0.75]])
     plots.window_map(ax, [1, 16], [64, 256], grid)
