@@ -223,11 +223,9 @@ def shares(
 
 
 def magnitudes(ax: Axes, curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Axes:
-    """Draw curves so far apart that their axis counts decimal digits: (t, log10 of it) by name."""
-    colours = (TRAINED, UNTRAINED, TRAINED, UNTRAINED)
-    for (name, (t, exponent)), colour, style in zip(
-        curves.items(), colours, ("-", "-", "--", "--"), strict=False
-    ):
+    """Draw curves so far apart that the axis counts decimal digits: (t, log10) by name, in pairs."""
+    for i, (name, (t, exponent)) in enumerate(curves.items()):
+        colour, style = (TRAINED, UNTRAINED)[i // 2 % 2], ("-", "--")[i % 2]
         ax.semilogx(t, exponent, color=colour, ls=style, label=name)
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="t, position in the continuation", ylabel="log₁₀ of the distance")

@@ -62,7 +62,7 @@ def inspect(
         softcap allows on these texts; ``logit_ceiling``, what the weights allow on any text;
         ``beta``, the largest :math:`(P + t) a_{tj}` (with a window: the largest :math:`(P + t)/P`
         times the prompt's share); ``gamma``, :math:`\|W_O W_V\|`; ``query_norm``, ``key_norm``,
-        :math:`\|W_Q\|, \|W_K\|`; ``chi``. By layer, head and t, mean over all runs: ``share`` of
+        :math:`\|W_Q\|, \|W_K\|` (times what rotary positions stretch, 1 for most); ``chi``. By layer, head and t, mean over all runs: ``share`` of
         the prompt and of the sequence's ``first`` token in the attention. By layer and norm:
         ``rms`` (LayerNorm: standard deviation), the smallest that enters it, and ``nu``, the
         Lipschitz constant that follows; nan where a block has no such norm. By layer: ``state``, U;
@@ -296,13 +296,13 @@ def _bounded_logits(shape: anatomy.Anatomy, report: xr.Dataset) -> Verdict:
         return Verdict(condition, "holds", why, follows)
     if shape.qk_norm:
         why = (
-            f"queries and keys are normalised, so no logit exceeds {scientific(ceiling)}; the "
+            f"queries and keys are normalised, so no logit exceeds {scientific(ceiling, 3)}; the "
             f"largest here is {seen:.3g}"
         )
         return Verdict(condition, "holds", why, follows)
     why = (
         f"the largest here is {seen:.3g}; the longest query and key allow {allowed:.3g} on these "
-        f"texts, the weights {scientific(ceiling)} on any text"
+        f"texts, the weights {scientific(ceiling, 3)} on any text"
     )
     return Verdict(condition, "holds with these constants", why, follows)
 
