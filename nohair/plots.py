@@ -223,7 +223,7 @@ def shares(
 
 
 def magnitudes(ax: Axes, curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Axes:
-    """Draw curves so far apart that the axis counts decimal digits: (t, log10) by name, in pairs."""
+    """Draw curves so far apart that the axis counts digits: (t, log10) by name, in pairs."""
     for i, (name, (t, exponent)) in enumerate(curves.items()):
         colour, style = (TRAINED, UNTRAINED)[i // 2 % 2], ("-", "--")[i % 2]
         ax.semilogx(t, exponent, color=colour, ls=style, label=name)

@@ -62,8 +62,9 @@ def inspect(
         softcap allows on these texts; ``logit_ceiling``, what the weights allow on any text;
         ``beta``, the largest :math:`(P + t) a_{tj}` (with a window: the largest :math:`(P + t)/P`
         times the prompt's share); ``gamma``, :math:`\|W_O W_V\|`; ``query_norm``, ``key_norm``,
-        :math:`\|W_Q\|, \|W_K\|` (times what rotary positions stretch, 1 for most); ``chi``. By layer, head and t, mean over all runs: ``share`` of
-        the prompt and of the sequence's ``first`` token in the attention. By layer and norm:
+        :math:`\|W_Q\|, \|W_K\|` (times what rotary positions stretch, 1 for most); ``chi``. By
+        layer, head and t, mean over all runs: ``share`` of the prompt and of the sequence's
+        ``first`` token in the attention. By layer and norm:
         ``rms`` (LayerNorm: standard deviation), the smallest that enters it, and ``nu``, the
         Lipschitz constant that follows; nan where a block has no such norm. By layer: ``state``, U;
         ``mu``, Lipschitz constant of the MLP; ``window`` (nan where all keys are seen). By layer
