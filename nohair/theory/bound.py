@@ -66,8 +66,8 @@ class Block:
         """Refuse what is no constant."""
         for name in ("carry", "relay", "source"):
             _constant(name, getattr(self, name))
-        if self.window is not None and self.window < 1:
-            raise Refused(f"window = {self.window}: a query sees at least itself; give 1 or more")
+        if self.window is not None:
+            symmetric.whole("window", self.window)
         if self.window is not None and self.relay:
             raise Refused(f"relay = {self.relay:g} beside a window: give 0, no key there is far")
 
@@ -157,13 +157,14 @@ def step(block: Block, distance: ArrayLike, prompt_tokens: int) -> Array:
         A distance is negative or not finite; there is none; P is no prompt.
     """
     distance = np.asarray(distance, np.float64)
-    symmetric.check_prompt(prompt_tokens)
-    _horizon(distance.shape[-1] if distance.ndim else 0)
+    symmetric.whole("prompt_tokens", prompt_tokens)
+    symmetric.whole("horizon", distance.shape[-1] if distance.ndim else 0)
     _constant("distance", distance)
     t = np.arange(1, distance.shape[-1] + 1)
-    source = np.where(_sees_prompt(block, t), prompt_tokens * block.source, 0.0)
-    spread = source + block.relay * distance.cumsum(-1)
-    return np.asarray(block.carry * _near(distance, block.reach) + spread / (prompt_tokens + t))
+    share = 1 / (prompt_tokens + t)
+    source = np.where(_sees_prompt(block, t), prompt_tokens * share * block.source, 0.0)
+    relayed = block.relay * share * distance.cumsum(-1)
+    return np.asarray(block.carry * _near(distance, block.reach) + source + relayed)
 
 
 def looseness(blocks: Sequence[Block], distance: ArrayLike, prompt_tokens: int) -> Array:
@@ -219,14 +220,15 @@ def recursion(blocks: Sequence[Block], prompt_tokens: int, horizon: int) -> Arra
         No block, or P or T below 1.
     """
     _check(blocks, prompt_tokens)
-    _horizon(horizon)
+    symmetric.whole("horizon", horizon)
     t = np.arange(1, horizon + 1)
     seen = np.log(prompt_tokens + t)
+    share = np.log(prompt_tokens) - seen
     now = np.full(horizon, -inf)
     rows = []
     for one in blocks:
         own = _log(one.carry) + _near(now, one.reach)
-        prompt = np.where(_sees_prompt(one, t), _log(prompt_tokens * one.source) - seen, -inf)
+        prompt = np.where(_sees_prompt(one, t), _log(one.source) + share, -inf)
         relayed = _log(one.relay) + np.logaddexp.accumulate(now) - seen
         now = np.logaddexp(np.logaddexp(own, prompt), relayed)
         rows.append(now)
@@ -261,14 +263,7 @@ def majorant(
     result = logsumexp(terms, axis=0) - np.log1p(t / prompt_tokens)
     if end is not None:
         result = np.where(t <= end, result, -inf)
-    if log:
-        return np.asarray(result)
-    if (largest := result.max(initial=-inf)) > np.log(np.finfo(float).max):
-        raise Refused(
-            f"the bound reaches e^{largest:.0f}, beyond the largest float; ask for its logarithm "
-            "with log=True"
-        )
-    return np.asarray(np.exp(result))
+    return np.asarray(result) if log else _unlogged(result)
 
 
 def rate(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike, *, log: bool = False) -> Array:
@@ -294,7 +289,7 @@ def rate(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike, *, log: bool
     spread = np.log1p(t / prompt_tokens)
     power = len(coefficients) - 1
     result = logsumexp(coefficients) + power * np.log1p(spread) - spread
-    return np.asarray(result if log else np.exp(result))
+    return np.asarray(result) if log else _unlogged(result)
 
 
 def local_exponent(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike) -> Array:
@@ -308,34 +303,42 @@ def local_exponent(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike) ->
     Raises
     ------
     Refused
-        As for `rate`.
+        As for `rate`; or every source is zero, and so is the bound.
     """
     _check(blocks, prompt_tokens)
     t = symmetric.positions(t)
     coefficients, end = _coefficients(blocks, prompt_tokens)
     if end is not None:
         raise Refused(f"every block has a window: the distance is zero beyond t = {end}")
-    weights = symmetric.complete(t, prompt_tokens, len(coefficients))
-    slopes = symmetric.slope(t, prompt_tokens, weights)
-    scale = np.exp(coefficients - coefficients.max()).reshape(-1, *[1] * t.ndim)
-    rise = t * (scale * slopes).sum(0) / (scale * weights).sum(0)
-    return np.asarray(t / (prompt_tokens + t) - rise)
+    if not np.isfinite(coefficients).any():
+        raise Refused("every source is 0: the bound is zero and has no exponent")
+    weights = symmetric.log_complete(t, prompt_tokens, len(coefficients))
+    slopes = symmetric.log_slope(t, prompt_tokens, weights)
+    scale = coefficients.reshape(-1, *[1] * t.ndim)
+    rise = np.exp(logsumexp(scale + slopes, axis=0) - logsumexp(scale + weights, axis=0))
+    return np.asarray(t / (prompt_tokens + t) - t * rise)
 
 
 def turning_point(blocks: Sequence[Block], prompt_tokens: int) -> float:
     """Find the t from which on the majorant falls for good; 1 if it never rises.
 
+    Infinite where that lies beyond 1e290.
+
     Raises
     ------
     Refused
-        As for `rate`.
+        As for `local_exponent`.
     """
-    far = prompt_tokens * np.expm1(np.linspace(0, 4 * len(blocks) + 8, 2000)[1:])
+    _check(blocks, prompt_tokens)
+    farthest = min(4.0 * len(blocks) + 8, log(1e290) - log(prompt_tokens))
+    far = prompt_tokens * np.expm1(np.linspace(0, farthest, 2000)[1:])
     far = np.concatenate([[1.0], far[far > 1]])
     rising = local_exponent(blocks, prompt_tokens, far) <= 0
     if not rising.any():
         return 1.0
     last = int(np.flatnonzero(rising)[-1])
+    if last == len(far) - 1:
+        return inf
     x = brentq(
         lambda x: float(local_exponent(blocks, prompt_tokens, np.exp(x))),
         log(far[last]),
@@ -388,7 +391,7 @@ def _coefficients(blocks: Sequence[Block], prompt_tokens: int) -> tuple[Array, i
             c = own
             end = None if end is None else end + one.reach
         elif end is not None:
-            c = np.logaddexp(own, relayed + _log(symmetric.complete(end, prompt_tokens, 2)[1]))
+            c = np.logaddexp(own, relayed + symmetric.log_complete(end, prompt_tokens, 2)[1])
             end = None
         else:
             c = np.logaddexp(np.append(own, -inf), np.append(-inf, relayed))
@@ -397,8 +400,8 @@ def _coefficients(blocks: Sequence[Block], prompt_tokens: int) -> tuple[Array, i
 
 
 def _terms(coefficients: Array, prompt_tokens: int, t: Array) -> Array:
-    weights = symmetric.complete(t, prompt_tokens, len(coefficients))
-    return coefficients.reshape(-1, *[1] * t.ndim) + _log(weights)
+    weights = symmetric.log_complete(t, prompt_tokens, len(coefficients))
+    return coefficients.reshape(-1, *[1] * t.ndim) + weights
 
 
 def _sees_prompt(block: Block, t: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -415,6 +418,15 @@ def _near(values: Array, reach: int) -> Array:
     return np.asarray(ends)
 
 
+def _unlogged(result: Array) -> Array:
+    if (largest := result.max(initial=-inf)) > log(np.finfo(float).max):
+        raise Refused(
+            f"the bound reaches e^{largest:.0f}, beyond the largest float; ask for its logarithm "
+            "with log=True"
+        )
+    return np.asarray(np.exp(result))
+
+
 def _log(x: ArrayLike) -> Array:
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(x, np.float64))
@@ -423,12 +435,7 @@ def _log(x: ArrayLike) -> Array:
 def _check(blocks: Sequence[Block], prompt_tokens: int) -> None:
     if not blocks:
         raise Refused("blocks is empty: a network has at least 1")
-    symmetric.check_prompt(prompt_tokens)
-
-
-def _horizon(horizon: int) -> None:
-    if horizon < 1 or horizon != int(horizon):
-        raise Refused(f"horizon = {horizon}: give a whole number of positions, at least 1")
+    symmetric.whole("prompt_tokens", prompt_tokens)
 
 
 def _constant(name: str, value: ArrayLike) -> None:

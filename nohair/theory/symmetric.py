@@ -11,9 +11,11 @@ the complete homogeneous symmetric polynomial of :math:`1/(P+1), \dots, 1/(P+t)`
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import zeta
+from scipy.special import logsumexp, zeta
 
 from nohair.errors import Refused
 
@@ -24,9 +26,6 @@ SUMMED = 1000  # keys up to here are summed one by one; beyond, the remainder is
 
 def complete(t: ArrayLike, prompt_tokens: int, count: int) -> Array:
     r"""Evaluate :math:`H_0, \dots, H_{count-1}` at every t.
-
-    By Newton's identity :math:`i H_i = \sum_{k=1}^i p_k H_{i-k}`, whose terms are all positive: no
-    digit is lost, up to t = 1e12 and beyond.
 
     Parameters
     ----------
@@ -47,29 +46,42 @@ def complete(t: ArrayLike, prompt_tokens: int, count: int) -> Array:
     Refused
         A negative or not finite t, or fewer than one prompt token.
     """
+    return np.exp(log_complete(t, prompt_tokens, count))
+
+
+def log_complete(t: ArrayLike, prompt_tokens: int, count: int) -> Array:
+    r"""Evaluate the logarithms of what `complete` gives, however small or large.
+
+    By Newton's identity :math:`i H_i = \sum_{k=1}^i p_k H_{i-k}` with the power sums
+    :math:`p_k = \sum_{s \le t} (P+s)^{-k}`. All terms are positive, so nothing cancels, up to
+    t = 1e12 and beyond.
+    """
     t = positions(t, 0)
-    check_prompt(prompt_tokens)
-    sums = _power_sums(t, prompt_tokens, count - 1)
-    weights = [np.ones_like(t)]
+    whole("prompt_tokens", prompt_tokens)
+    sums = _log_power_sums(t, prompt_tokens, count - 1)
+    logs = [np.zeros_like(t)]
     for i in range(1, count):
-        terms = [sums[k] * weights[i - k] for k in range(1, i + 1)]
-        weights.append(np.sum(terms, axis=0) / i)
-    return np.stack(weights)
+        logs.append(_newton(sums, logs, i) - np.log(i))
+    return np.stack(logs)
 
 
-def slope(t: ArrayLike, prompt_tokens: int, weights: Array) -> Array:
-    r"""Derivatives :math:`dH_i/dt` at every t, of what `complete` gave there.
+def log_slope(t: ArrayLike, prompt_tokens: int, log_weights: Array) -> Array:
+    r"""Evaluate logarithms of :math:`dH_i/dt` at every t, from what `log_complete` gave there.
 
-    The sums over keys are continued to real t by :math:`\zeta`:
+    Sums over keys are continued to real t by :math:`\zeta`:
     :math:`H_i' = \sum_{k \ge 1} \zeta(k+1, P+t+1) H_{i-k}`.
     """
     t = positions(t, 0)
-    steps = [zeta(k + 1, prompt_tokens + t + 1) for k in range(1, len(weights))]
-    slopes = [np.zeros_like(t)]
-    for i in range(1, len(weights)):
-        terms = [steps[k - 1] * weights[i - k] for k in range(1, i + 1)]
-        slopes.append(np.sum(terms, axis=0))
+    count = len(log_weights)
+    steps = [_log_zeta(k + 1, prompt_tokens + t + 1) for k in range(1, count)]
+    slopes = [np.full_like(t, -inf)]
+    slopes += [_newton(steps, list(log_weights), i) for i in range(1, count)]
     return np.stack(slopes)
+
+
+def _newton(sums: list[Array], logs: list[Array], i: int) -> Array:
+    """Logarithm of the sum over k = 1 … i of sums[k-1] * logs[i-k], both given as logarithms."""
+    return np.asarray(logsumexp([sums[k - 1] + logs[i - k] for k in range(1, i + 1)], axis=0))
 
 
 def positions(t: ArrayLike, least: float = 1) -> Array:
@@ -87,34 +99,48 @@ def positions(t: ArrayLike, least: float = 1) -> Array:
     return array
 
 
-def check_prompt(prompt_tokens: int) -> None:
-    """Refuse a prompt of less than one token.
+def whole(name: str, value: float) -> None:
+    """Refuse what is no whole number of at least one.
 
     Raises
     ------
     Refused
-        P is below 1 or no whole number.
+        `value` is below 1, not finite, or has a fraction.
     """
-    if not prompt_tokens >= 1 or prompt_tokens != int(prompt_tokens):
-        raise Refused(f"prompt_tokens = {prompt_tokens}: give a whole number of at least 1")
+    if not (value >= 1 and float(value).is_integer()):
+        raise Refused(f"{name} = {value:g}: give a whole number of at least 1")
 
 
-def _power_sums(t: Array, prompt_tokens: int, most: int) -> dict[int, Array]:
-    r"""Sums :math:`p_k(t) = \sum_{s \le t} (P+s)^{-k}`, k = 1 … most.
+def _log_power_sums(t: Array, prompt_tokens: int, most: int) -> list[Array]:
+    r"""Logarithms of :math:`p_k(t) = \sum_{s \le t} (P+s)^{-k}`, k = 1 … most.
 
-    Term by term while P + s is small, then by the midpoint rule of Euler and Maclaurin. Differences
-    of polygamma functions, the textbook way, lose their digits where P is large beside t.
+    Term by term while P + s is small, then by the midpoint rule of Euler and Maclaurin, in units
+    of the largest term. Differences of polygamma functions, the textbook way, lose their digits
+    where P is large beside t.
     """
+    unit = prompt_tokens + 1.0
     summed = np.minimum(np.floor(t), max(0, SUMMED - prompt_tokens))
-    few = np.arange(1, int(summed.max(initial=0)) + 1, dtype=float)
+    few = prompt_tokens + np.arange(1, int(summed.max(initial=0)) + 1, dtype=float)
     at = summed.astype(int)
-    begin, end = prompt_tokens + summed + 0.5, prompt_tokens + t + 0.5
-    ratio = np.log1p((t - summed) / begin)
-    sums = {}
+    begin, end = (prompt_tokens + summed + 0.5) / unit, (prompt_tokens + t + 0.5) / unit
+    ratio = np.log1p((t - summed) / (prompt_tokens + summed + 0.5))
+    sums = []
     for k in range(1, most + 1):
-        head = np.concatenate([[0.0], np.cumsum((prompt_tokens + few) ** -float(k))])[at]
-        whole = ratio if k == 1 else -(begin ** (1 - k)) * np.expm1((1 - k) * ratio) / (k - 1)
-        first = k / 24 * (begin ** (-k - 1.0) - end ** (-k - 1.0))
+        head = np.concatenate([[0.0], np.cumsum((unit / few) ** k)])[at]
+        rest = ratio if k == 1 else -(begin ** (1.0 - k)) * np.expm1((1 - k) * ratio) / (k - 1)
+        first = k / 24 * (begin ** (-k - 1.0) - end ** (-k - 1.0)) / unit
         third = 7 * k * (k + 1) * (k + 2) / 5760 * (begin ** (-k - 3.0) - end ** (-k - 3.0))
-        sums[k] = head + whole - first + third
+        with np.errstate(divide="ignore"):
+            scaled = np.log(head + unit * rest - first + third / unit**3)
+        sums.append(scaled - k * np.log(unit))
     return sums
+
+
+def _log_zeta(s: int, q: Array) -> Array:
+    """Logarithm of Hurwitz's zeta function, by the midpoint rule where its value underflows."""
+    direct, middle = zeta(s, q), q - 0.5
+    with np.errstate(divide="ignore"):
+        plain = np.log(direct)
+    correction = np.log1p(-np.minimum(s * (s - 1) / 24 / middle / middle, 0.5))
+    tail = -(s - 1) * np.log(middle) - np.log(s - 1) + correction
+    return np.asarray(np.where(direct > 1e-290, plain, tail))
