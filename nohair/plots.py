@@ -156,17 +156,40 @@ def local(
     exponents: Mapping[str, tuple[ArrayLike, ArrayLike]],
     intervals: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
 ) -> Axes:
-    """Draw local exponents, (t, α(t)) by name, over the intervals (t, low, high) they may have."""
+    """Draw local exponents, given as (t, α(t)) by name, over their intervals (t, low, high)."""
     colours = (TRAINED, INK, UNTRAINED, THIRD, CONTROL)
     for (name, (t, alpha)), colour in zip(exponents.items(), colours, strict=False):
-        if name in intervals:
-            ax.fill_between(*intervals[name], color=colour, alpha=0.15, lw=0)
+        ax.fill_between(*intervals[name], color=colour, alpha=0.15, lw=0)
         ax.semilogx(t, alpha, color=colour, label=name)
     ax.axhline(1, color=REFERENCE, ls=":")
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)")
     ax.set_ylim(bottom=min(-0.5, ax.get_ylim()[0]))  # the legend lies below every curve
     ax.legend(loc="lower right", ncols=2)
+    return ax
+
+
+def rates(
+    ax: Axes,
+    measured: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    intervals: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+    laws: Mapping[str, tuple[ArrayLike, ArrayLike]],
+) -> Axes:
+    """Draw measured local exponents, by name, with intervals, beside those of laws, dashed.
+
+    Laws come in the order of the subjects they belong to; one more belongs to none.
+    """
+    for (name, (t, alpha)), colour in zip(measured.items(), (TRAINED, UNTRAINED), strict=False):
+        ax.fill_between(*intervals[name], color=colour, alpha=0.2, lw=0)
+        ax.semilogx(t, alpha, color=colour, label=name)
+    for (name, (t, alpha)), colour in zip(
+        laws.items(), (TRAINED, UNTRAINED, REFERENCE), strict=False
+    ):
+        ax.semilogx(t, alpha, color=colour, ls="--", label=name)
+    ax.axhline(1, color=REFERENCE, ls=":")
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel="t, position in the continuation", ylabel="local exponent α(t)", ylim=(-6, 1.4))
+    ax.legend(loc="lower right")
     return ax
 
 
@@ -211,8 +234,7 @@ def shares(
     shown = np.unique(np.geomspace(1, t[-1], 160).round().astype(int)) - 1  # log-spaced
     for layer in sorted({1, *range(every, layers + 1, every), layers}):
         colour, label = layer_colour(layer, layers), f"block {layer}"
-        ends = label if layer in (1, layers) else None
-        ax.loglog(t[shown], share.sel(layer=layer)[shown], color=colour, lw=1.2, label=ends)
+        ax.loglog(t[shown], share.sel(layer=layer)[shown], color=colour, lw=1.2, label=label)
         ax.loglog(t[shown], first.sel(layer=layer)[shown], color=colour, lw=1.0, ls=(0, (3, 2)))
     uniform = prompt_tokens / (prompt_tokens + t)
     ax.loglog(t, uniform, color=REFERENCE, ls=":", label="uniform attention")

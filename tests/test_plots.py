@@ -103,10 +103,19 @@ def test_local_draws_each_exponent_inside_its_interval(ax):
     assert (band.min(), band.max()) == pytest.approx((0.1, 0.7))
 
 
-def test_local_draws_an_exponent_without_an_interval_too(ax):
-    plots.local(ax, {"law": (np.array([1.0, 10.0]), np.array([0.2, 0.6]))}, {})
-    assert not ax.collections
-    assert "law" in [line.get_label() for line in ax.get_lines()]
+def test_rates_pair_each_law_with_its_subject_by_colour(ax):
+    t, alpha = np.array([1.0, 10.0]), np.array([0.2, 0.6])
+    measured = {"a": (t, alpha), "b": (t, alpha - 1)}
+    intervals = {name: (t, y - 0.1, y + 0.1) for name, (_, y) in measured.items()}
+    laws = {"bound a": (t, alpha - 2), "bound b": (t, alpha - 3), "law": (t, alpha - 4)}
+    plots.rates(ax, measured, intervals, laws)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    for name, (_, values) in (measured | laws).items():
+        np.testing.assert_array_equal(lines[name].get_ydata(), values)
+    for name in measured:
+        assert lines[name].get_color() == lines[f"bound {name}"].get_color()
+        assert lines[name].get_linestyle() != lines[f"bound {name}"].get_linestyle()
+    assert len(ax.collections) == 2
 
 
 def test_by_block_draws_one_value_per_block_and_names_the_reference(ax):

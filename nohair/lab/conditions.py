@@ -64,12 +64,14 @@ def inspect(
         times the prompt's share); ``gamma``, :math:`\|W_O W_V\|`; ``query_norm``, ``key_norm``,
         :math:`\|W_Q\|, \|W_K\|` (times what rotary positions stretch, 1 for most); ``chi``. By
         layer, head and t, mean over all runs: ``share`` of the prompt and of the sequence's
-        ``first`` token in the attention. By layer and norm:
+        ``first`` token (BOS, where there is one) in the attention, and ``peak``, the largest share
+        of one key that can differ between the runs. By layer and norm:
         ``rms`` (LayerNorm: standard deviation), the smallest that enters it, and ``nu``, the
         Lipschitz constant that follows; nan where a block has no such norm. By layer: ``state``, U;
         ``mu``, Lipschitz constant of the MLP; ``window`` (nan where all keys are seen). By layer
-        and pair: ``difference``, M. One each: ``final_rms``, ``final_nu``, and ``kappa``, which
-        carries a difference after the last block to the logits.
+        and pair: ``difference``, M, and ``opening``, the same of the prompt's first token alone.
+        One each: ``final_rms``, ``final_nu``, and ``kappa``, which carries a difference after the
+        last block to the logits.
 
         Queries, norms and MLPs are read on the continuation; keys, U and the norms of queries and
         keys at every position.
@@ -210,12 +212,14 @@ def _constants(subject: Subject, seen: dict[str, Array]) -> dict[str, Any]:
         "chi": (by_head, chi),
         "share": ((*by_head, "t"), seen["share"]),
         "first": ((*by_head, "t"), seen["first"]),
+        "peak": ((*by_head, "t"), seen["peak"]),
         "rms": (by_norm, rms[:-1]),
         "nu": (by_norm, nu),
         "state": (("layer",), seen["state"]),
         "mu": (("layer",), mu),
         "window": (("layer",), windows),
         "difference": (("layer", "pair"), gaps / through["attention"]),
+        "opening": (("layer", "pair"), seen["opening"] / through["attention"]),
         "final_rms": float(rms[-1, 0]),
         "final_nu": final_nu,
         "kappa": final_nu * operators.largest_row(unembedding),
@@ -326,22 +330,25 @@ def _away_from_zero(shape: anatomy.Anatomy, report: xr.Dataset) -> Verdict:
 
 def _dilution(report: xr.Dataset) -> Verdict:
     keys = report.attrs["prompt_tokens"] + report.attrs["horizon"]
+    peak = float(report.peak.isel(t=-1).median())
     why = (
-        f"β of the median head is {float(report.beta.median()):.3g}, the largest "
-        f"{float(report.beta.max()):.4g}, with n up to {keys}"
+        f"at its worst query the median head has β = {float(report.beta.median()):.3g}, the worst "
+        f"head {float(report.beta.max()):.4g}; on a text of this length none can exceed {keys}. At "
+        f"its end the median head gives its favourite key {peak:.2g} of its attention"
     )
     follows = (
-        "no key that differs between the runs gets more than β/n of any query's attention; where β "
-        "is near n some query gave one key nearly everything, and dilution is still to begin"
+        "no key that differs between the runs gets more than β/n of any query's attention; that "
+        "says something where β is well below n"
     )
     return Verdict("dilution", "holds with these constants", why, follows)
 
 
 @dataclass(frozen=True)
 class Departure:
-    """One way out of the theorem's class: why it leads out, and what can still be said."""
+    """One way out of the theorem's class: who takes it, why it leads out, what still follows."""
 
     name: str
+    models: str
     why: str
     follows: str
 
@@ -351,44 +358,51 @@ DEPARTURES = {
     for one in (
         Departure(
             "post-LN",
+            "the first GPT; OPT-350M",
             "the norm stands in the residual stream, and attention reads the stream itself",
             "the same proof with each norm's factor on its sub-block, so the same rate; its "
             "constants are not measured here",
         ),
         Departure(
             "post-norm",
-            "no norm before a sub-block, one after it that divides by the size of what attention "
-            "wrote; a mean of n unrelated vectors has a size like n^(-1/2)",
-            "the inequality with the size of the stream in place of U; the norm's factor can grow "
-            "with n until epsilon stops it, and up to there undoes half of the dilution",
+            "OLMo 2 and 3",
+            "no norm before a sub-block, but one after it, which divides by the size of what "
+            "attention wrote; the mean of n unrelated vectors has a size like 1/√n",
+            "formally the theorem, with the size of the stream in place of U and one more factor; "
+            "only ε bounds that factor, and until then 1/n becomes 1/√n",
         ),
         Departure(
             "sandwich norm",
-            "a second norm divides by the size of what attention wrote; a mean of n unrelated "
-            "vectors has a size like n^(-1/2)",
-            "the inequality with the factor measured here; it can grow with n until epsilon stops "
-            "it, and up to there undoes half of the dilution",
+            "Gemma 2 and 3, GLM-4",
+            "a second norm divides by the size of what attention wrote; the mean of n unrelated "
+            "vectors has a size like 1/√n",
+            "formally the theorem, with one more factor, which is measured here; only ε bounds "
+            "that factor, and until then 1/n becomes 1/√n",
         ),
         Departure(
             "mixture of experts",
+            "Mixtral, Qwen-MoE, DeepSeek, gpt-oss",
             "the router jumps: two states as close as you like can go to different experts",
             "attention dilutes as before, and where no router jumps the inequality holds",
         ),
         Departure(
             "unnormalised attention",
+            "Mamba, RWKV, hybrids with them",
             "no softmax, or a recurrent state: nothing divides by the number of keys",
             "nothing; whether the prompt fades is up to the recurrence",
         ),
         Departure(
             "log-n temperature",
-            "logits are multiplied by a factor that grows with the number of keys: no bound holds",
-            "nothing; a prompt that the logits favour can keep its share",
+            "Llama 4",
+            "logits grow with the number of keys, like b log n, so that β grows like n^(2b)",
+            "no 1/n; for 2b < 1 a slower dilution, otherwise none",
         ),
         Departure(
             "ALiBi",
+            "BLOOM, MPT",
             "logits fall without bound with the distance between query and key",
-            "the prompt's share falls exponentially in every head with a slope, faster than the "
-            "bound asks; not proved here",
+            "in one block the prompt's share falls exponentially, in every head with a slope; what "
+            "relays make of it is not proved here",
         ),
     )
 }

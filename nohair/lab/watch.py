@@ -33,11 +33,11 @@ class Watch:
     """What is collected while a subject runs; layers and heads count from 0.
 
     By layer and head ``logit``, ``query`` (continuation), ``key`` (all positions; by key head):
-    the largest; ``beta``, ``share``, ``first``: see `nohair.lab.conditions.inspect`. By layer
-    ``state``: largest norm of what attention reads; ``low``, ``high``: range of what enters the
-    MLP's activation, ``up``: largest entry beside it if it is gated; ``scaling`` of the logits;
-    ``mean``, ``most`` (layer, pair): differences over the prompt. ``rms`` (layer, role), one more
-    layer for the final norm: the smallest that enters a norm.
+    the largest; ``beta``, ``share``, ``first``, ``peak``: see `nohair.lab.conditions.inspect`. By
+    layer ``state``: largest norm of what attention reads; ``low``, ``high``: range of what enters
+    the MLP's activation, ``up``: largest entry beside it if it is gated; ``scaling`` of the logits;
+    ``mean``, ``most`` (layer, pair): differences over the prompt, ``opening``: of its first token.
+    ``rms`` (layer, role), one more layer for the final norm: the smallest that enters a norm.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class Watch:
         pairs = prompts * (prompts - 1) // 2
         sizes = {
             **dict.fromkeys(("logit", "query", "beta"), (layers, heads)),
-            **dict.fromkeys(("share", "first"), (layers, heads, horizon)),
+            **dict.fromkeys(("share", "first", "peak"), (layers, heads, horizon)),
             **dict.fromkeys(("state", "low", "high", "up", "scaling"), (layers,)),
-            **dict.fromkeys(("mean", "most"), (layers, pairs)),
+            **dict.fromkeys(("mean", "most", "opening"), (layers, pairs)),
             "key": (layers, keys),
             "rms": (layers + 1, len(ROLES)),
         }
@@ -82,7 +82,7 @@ class Watch:
             A state or a logit was not finite; the layer is named.
         """
         seen = {name: values.double().cpu().numpy() for name, values in self.seen.items()}
-        for name in ("share", "first", "mean"):
+        for name in ("share", "first", "peak", "mean"):
             seen[name] /= runs
         broken = ~np.isfinite(seen["state"] + seen["logit"].sum(-1) + seen["high"])
         if broken.any():
@@ -150,6 +150,8 @@ class Watch:
             gaps = pairwise(prompt)
             self.seen["mean"][layer] += gaps.sum(-1) / self.prompt_tokens
             self._raise("most", layer, gaps.amax(-1))
+            if self.now.start <= self.head:
+                self._raise("opening", layer, gaps[:, 0])
 
     def _at_reader(self, layer: int, into: tuple[str, ...]) -> passes.Hook:
         def hook(module: Any, args: Any, output: Tensor) -> None:
@@ -226,8 +228,10 @@ class Watch:
         t = slice(self.now.start + skip - self.start, self.now.stop - self.start)  # from 0
         keys = self.prompt_tokens + torch.arange(t.start + 1, t.stop + 1, device=logits.device)
         windowed = self.shape.windows[at[0]] is not None
-        largest = share / self.prompt_tokens if windowed else weights[..., shared:].amax(-1)
-        self._raise("beta", at, (largest * keys).amax((0, 2)))
+        peak = weights[..., shared:].amax(-1)
+        counted = share / self.prompt_tokens if windowed else peak
+        self._raise("beta", at, (counted * keys).amax((0, 2)))
         self.seen["share"][*at, t] += share.mean(0)
+        self.seen["peak"][*at, t] += peak.mean(0)
         if oldest == 0:
             self.seen["first"][*at, t] += weights[..., 0].mean(0)
