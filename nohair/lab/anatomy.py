@@ -121,6 +121,7 @@ class Family:
     parallel: Callable[[Config], bool] = field(default=lambda c: False)
     qk_norm: Callable[[Config], bool] = field(default=lambda c: False)
     obstacle: Callable[[Config], str | None] = field(default=lambda c: None)
+    departs: Callable[[Config], tuple[str, ...]] = field(default=lambda c: ())
 
 
 def _llama_like(title: str, initialisation: Initialisation, **changes: Any) -> Family:
@@ -145,6 +146,7 @@ def _llama_like(title: str, initialisation: Initialisation, **changes: Any) -> F
 _GEMMA: dict[str, Any] = {
     "placement": "sandwich",
     "gain_offset": 1.0,
+    "departs": lambda c: ("sandwich norm",),
     "norms": (
         "input_layernorm",
         "post_attention_layernorm",
@@ -228,12 +230,13 @@ FAMILIES: dict[str, Family] = {
             if c.do_layer_norm_before and not c._remove_final_layer_norm
             else "OPT without pre-norm (opt-350m) has no final norm; take another size of OPT"
         ),
+        departs=lambda c: () if c.do_layer_norm_before else ("post-LN",),
     ),
 }
 
 
-# Architectures that cannot be measured here, by the ways in which they leave the theorem's class;
-# the names are those of `nohair.lab.conditions.DEPARTURES`.
+# Architectures that cannot be measured here, by the ways in which they leave the theorem's class.
+# The names, as in `Family.departs`, are those of `nohair.lab.conditions.DEPARTURES`.
 _EXPERTS, _RECURRENT = ("mixture of experts",), ("unnormalised attention",)
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "openai-gpt": ("post-LN",),
@@ -259,9 +262,7 @@ def departures(config: Config) -> tuple[str, ...]:
     """
     family = FAMILIES.get(config.model_type)
     if family is not None:
-        if family.obstacle(config) is not None:
-            return ("post-LN",)
-        return ("sandwich norm",) if family.placement == "sandwich" else ()
+        return family.departs(config)
     if config.model_type not in OUTSIDE:
         raise Refused(
             f"architecture {config.model_type!r} is in neither table of nohair.lab.anatomy; "

@@ -197,6 +197,7 @@ def _constants(subject: Subject, seen: dict[str, Array]) -> dict[str, Any]:
     )
     windows = np.array([nan if w is None else w for w in shape.windows])
     gaps = np.where(np.isnan(windows)[:, None], seen["mean"], seen["most"])
+    steepness = np.where(through["attention"] > 0, through["attention"], inf)  # no gain, no M
     rms = np.where(np.isinf(seen["rms"]), nan, seen["rms"])
     final_nu = operators.lipschitz_of_norm(model, anatomy.final_norm(model), rms[-1, 0])
     unembedding = model.get_output_embeddings().weight
@@ -218,8 +219,8 @@ def _constants(subject: Subject, seen: dict[str, Array]) -> dict[str, Any]:
         "state": (("layer",), seen["state"]),
         "mu": (("layer",), mu),
         "window": (("layer",), windows),
-        "difference": (("layer", "pair"), gaps / through["attention"]),
-        "opening": (("layer", "pair"), seen["opening"] / through["attention"]),
+        "difference": (("layer", "pair"), gaps / steepness),
+        "opening": (("layer", "pair"), seen["opening"] / steepness),
         "final_rms": float(rms[-1, 0]),
         "final_nu": final_nu,
         "kappa": final_nu * operators.largest_row(unembedding),
@@ -301,8 +302,8 @@ def _bounded_logits(shape: anatomy.Anatomy, report: xr.Dataset) -> Verdict:
         return Verdict(condition, "holds", why, follows)
     if shape.qk_norm:
         why = (
-            f"queries and keys are normalised, so no logit exceeds {scientific(ceiling, 3)}; the "
-            f"largest here is {seen:.3g}"
+            f"queries and keys are normalised, which allows {scientific(ceiling, 3)} on any text; "
+            f"the largest here is {seen:.3g}"
         )
         return Verdict(condition, "holds", why, follows)
     why = (
@@ -337,8 +338,9 @@ def _dilution(report: xr.Dataset) -> Verdict:
         f"its end the median head gives its favourite key {peak:.2g} of its attention"
     )
     follows = (
-        "no key that differs between the runs gets more than β/n of any query's attention; that "
-        "says something where β is well below n"
+        "no key that differs between the runs gets more than β/n of any query's attention (in a "
+        "block with a window: the prompt together no more than βP/n); that says something where β "
+        "is well below n"
     )
     return Verdict("dilution", "holds with these constants", why, follows)
 
@@ -369,7 +371,7 @@ DEPARTURES = {
             "no norm before a sub-block, but one after it, which divides by the size of what "
             "attention wrote; the mean of n unrelated vectors has a size like 1/√n",
             "formally the theorem, with the size of the stream in place of U and one more factor; "
-            "only ε bounds that factor, and until then 1/n becomes 1/√n",
+            "only ε bounds that factor, and until then the bound of a deep network does not fall",
         ),
         Departure(
             "sandwich norm",
@@ -377,7 +379,7 @@ DEPARTURES = {
             "a second norm divides by the size of what attention wrote; the mean of n unrelated "
             "vectors has a size like 1/√n",
             "formally the theorem, with one more factor, which is measured here; only ε bounds "
-            "that factor, and until then 1/n becomes 1/√n",
+            "that factor, and until then the bound of a deep network does not fall",
         ),
         Departure(
             "mixture of experts",

@@ -37,7 +37,8 @@ class Watch:
     layer ``state``: largest norm of what attention reads; ``low``, ``high``: range of what enters
     the MLP's activation, ``up``: largest entry beside it if it is gated; ``scaling`` of the logits;
     ``mean``, ``most`` (layer, pair): differences over the prompt, ``opening``: of its first token.
-    ``rms`` (layer, role), one more layer for the final norm: the smallest that enters a norm.
+    With one more layer for the final norm, ``rms`` (layer, role): the smallest that enters a norm,
+    and ``entered``: the largest entry of the residual stream before attention.
 
     Parameters
     ----------
@@ -61,6 +62,7 @@ class Watch:
             **dict.fromkeys(("state", "low", "high", "up", "scaling"), (layers,)),
             **dict.fromkeys(("mean", "most", "opening"), (layers, pairs)),
             "key": (layers, keys),
+            "entered": (layers + 1,),
             "rms": (layers + 1, len(ROLES)),
         }
         self.seen = {name: torch.zeros(size, device=subject.device) for name, size in sizes.items()}
@@ -84,7 +86,8 @@ class Watch:
         seen = {name: values.double().cpu().numpy() for name, values in self.seen.items()}
         for name in ("share", "first", "peak", "mean"):
             seen[name] /= runs
-        broken = ~np.isfinite(seen["state"] + seen["logit"].sum(-1) + seen["high"])
+        read = seen["state"] + seen["logit"].sum(-1) + seen["high"] + seen["up"]
+        broken = ~np.isfinite(read + seen["entered"][1:])
         if broken.any():
             raise Failed(
                 f"layer {int(broken.argmax()) + 1}: states or logits are not finite in "
@@ -124,11 +127,13 @@ class Watch:
 
     def _at_norm(self, which: list[tuple[int, anatomy.Role]]) -> passes.Hook:
         """Read what enters a norm, which may have more than one role, and what leaves it."""
-        layer, first = which[0]
-        feeds_attention = first == "attention" and layer < self.shape.layers
+        layer_of_first, first = which[0]
+        feeds_attention = first == "attention" and layer_of_first < self.shape.layers
 
         def hook(module: Any, args: Any, output: Tensor) -> None:
             states = args[0].float()
+            if first == "attention":
+                self._raise("entered", layer_of_first, states.abs().max())
             if self.shape.family.norm == "LayerNorm":
                 states = states - states.mean(-1, keepdim=True)
             size = states.square().mean(-1).sqrt()
@@ -137,7 +142,7 @@ class Watch:
                 if seen.numel():
                     self._lower("rms", (layer, ROLES.index(role)), seen.min())
             if feeds_attention:
-                self._read_states(layer, output.float())
+                self._read_states(layer_of_first, output.float())
 
         return hook
 
@@ -196,7 +201,8 @@ class Watch:
         groups = query.unflatten(1, (key.shape[1], -1))  # type: ignore[no-untyped-call]
         hidden, out = attention_mask < 0, torch.empty_like(groups)
         for g in range(key.shape[1]):
-            logits = (groups[:, g] @ key[:, g, None].mT * scaling).float()
+            logits = groups[:, g] @ key[:, g, None].mT * scaling
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
             weights = logits.masked_fill(hidden, -inf).softmax(-1)
