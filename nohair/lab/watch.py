@@ -118,11 +118,9 @@ class Watch:
                 roles.setdefault(norm, []).append((layer, role))
         roles[anatomy.final_norm(model)] = [(self.shape.layers, "attention")]
         hooks = {norm: self._at_norm(which) for norm, which in roles.items()}
-        first, *second = self.shape.family.readers
         for layer, block in enumerate(anatomy.blocks(model)):
-            hooks[block.get_submodule(first)] = self._at_reader(layer, ("low", "high"))
-            for path in second:
-                hooks[block.get_submodule(path)] = self._at_reader(layer, ("up",))
+            for i, path in enumerate(self.shape.family.readers):
+                hooks[block.get_submodule(path)] = self._at_reader(layer, activated=i == 0)
         return hooks
 
     def _at_norm(self, which: list[tuple[int, anatomy.Role]]) -> passes.Hook:
@@ -158,16 +156,16 @@ class Watch:
             if self.now.start <= self.head:
                 self._raise("opening", layer, gaps[:, 0])
 
-    def _at_reader(self, layer: int, into: tuple[str, ...]) -> passes.Hook:
+    def _at_reader(self, layer: int, activated: bool) -> passes.Hook:
+        """Read what enters the MLP's activation, or what stands beside it in a gated one."""
+
         def hook(module: Any, args: Any, output: Tensor) -> None:
             seen = self._continuation(output)
-            if not seen.numel():
-                return
-            if into == ("up",):
-                self._raise("up", layer, seen.abs().max())
-            else:
+            if seen.numel() and activated:
                 self._lower("low", layer, seen.min())
                 self._raise("high", layer, seen.max())
+            elif seen.numel():
+                self._raise("up", layer, seen.abs().max())
 
         return hook
 
