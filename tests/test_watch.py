@@ -374,3 +374,22 @@ def test_mlps_are_bounded_on_the_range_that_was_read(name: str) -> None:
         for block, *ends in zip(anatomy.blocks(model), low, high, up, strict=True)
     ]
     np.testing.assert_allclose(inspect(wrap(model), PROMPTS, first).mu, mu, rtol=1e-4)
+
+
+def test_no_more_attention_exists_than_one_layers_one_groups_and_one_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = []
+    read = Watch._read_attention
+
+    def note(self: Watch, at: Any, query: Any, logits: Any, weights: Any, hidden: Any) -> None:
+        shapes.append(tuple(weights.shape))
+        assert logits.shape == weights.shape
+        read(self, at, query, logits, weights, hidden)
+
+    monkeypatch.setattr(Watch, "_read_attention", note)
+    inspect(watched("llama", False), PROMPTS, CONTINUATIONS, chunk=5)  # 4 heads on 2 key heads
+    longest = P + T
+    assert {shape[:2] for shape in shapes} == {(K, 2)}
+    assert max(shape[2] for shape in shapes) == 5
+    assert max(shape[3] for shape in shapes) == longest
