@@ -148,6 +148,8 @@ def test_magnitudes_count_digits_far_beyond_floats(ax):
     bound, measured, _ = ax.get_lines()
     assert bound.get_ydata()[0] == 400
     assert measured.get_ydata()[-1] == pytest.approx(-np.log10(512))
+    assert bound.get_color() == measured.get_color()  # a pair belongs to one subject
+    assert bound.get_linestyle() != measured.get_linestyle()
     assert ax.get_yscale() == "linear"
 
 
