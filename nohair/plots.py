@@ -175,12 +175,13 @@ def rates(
     intervals: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
     laws: Mapping[str, tuple[ArrayLike, ArrayLike]],
 ) -> Axes:
-    """Draw measured local exponents, by name, with intervals, beside those of laws, dashed.
+    """Draw measured local exponents, by name, with known intervals, beside those of laws, dashed.
 
     Laws come in the order of the subjects they belong to; one more belongs to none.
     """
     for (name, (t, alpha)), colour in zip(measured.items(), (TRAINED, UNTRAINED), strict=False):
-        ax.fill_between(*intervals[name], color=colour, alpha=0.2, lw=0)
+        if name in intervals:
+            ax.fill_between(*intervals[name], color=colour, alpha=0.2, lw=0)
         ax.semilogx(t, alpha, color=colour, label=name)
     for (name, (t, alpha)), colour in zip(
         laws.items(), (TRAINED, UNTRAINED, REFERENCE), strict=False
@@ -240,7 +241,7 @@ def shares(
     ax.loglog(t, uniform, color=REFERENCE, ls=":", label="uniform attention")
     ax.plot([], [], color=INK, lw=1.0, ls=(0, (3, 2)), label="first token alone")
     ax.set(xlabel="t, position in the continuation", ylabel="share of attention")
-    ax.legend(loc="lower left")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     return ax
 
 

@@ -439,3 +439,13 @@ def test_architecture_in_neither_table_is_refused_by_name() -> None:
     assert "'bert'" in str(refusal.value)
     assert all(name in str(refusal.value) for name in [*anatomy.FAMILIES, *anatomy.OUTSIDE])
     assert "\n" not in str(refusal.value)
+
+
+def test_a_window_of_one_key_is_refused() -> None:
+    with pytest.raises(Refused, match=r"sliding_window = 1: .*at least 2"):
+        anatomy.describe(config("mistral", sliding_window=1))
+
+
+def test_opt_with_words_of_another_width_is_refused() -> None:
+    with pytest.raises(Refused, match="words of 16 numbers, not 32"):
+        anatomy.describe(config("opt", word_embed_proj_dim=16))

@@ -751,3 +751,11 @@ print(bound.majorant([bound.Block(1.0, 1.0, 3.0)], 2, 1), *tried, *sys.modules)
     answer, *loaded = done.stdout.split()
     assert float(answer) == pytest.approx(2)
     assert not {"torch", "transformers", "matplotlib", "xarray", "pandas"} & set(loaded)
+
+
+@pytest.mark.parametrize("wrong", [nan, -1.0, inf])
+def test_looseness_refuses_a_distance_that_is_none_wherever_it_stands(wrong: float) -> None:
+    distance = np.ones((2, 3))
+    distance[1, 2] = wrong
+    with pytest.raises(Refused, match=r"distance = (nan|-1|inf): .*"):
+        bound.looseness([bound.Block(1, 1, 1)] * 2, distance, 2)

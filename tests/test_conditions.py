@@ -764,3 +764,27 @@ def test_weights_that_are_not_finite_stop_the_run_at_their_layer(
     assert "\n" not in str(failure.value)
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("which", ["final norm", "unembedding"])
+def test_weights_after_the_blocks_that_are_not_finite_stop_the_run(which: str) -> None:
+    model = network("llama")
+    final = anatomy.final_norm(model)
+    weight: Any = final.weight if which == "final norm" else model.get_output_embeddings().weight
+    weight.flatten()[3] = torch.nan
+    with pytest.raises(Failed, match=which):
+        look(wrap(model))
+
+
+def test_texts_without_a_token_are_refused() -> None:
+    empty = texts(np.empty((3, 0), np.int64))
+    with pytest.raises(Refused, match=r"P = 0, C = 2"):
+        inspect(scaled("llama", 0, 1.0, None), empty, CONTINUATIONS)
+    with pytest.raises(Refused, match=r"T = 0"):
+        inspect(scaled("llama", 0, 1.0, None), PROMPTS, empty)
+
+
+def test_inspection_works_where_gradients_are_switched_off() -> None:
+    with torch.inference_mode():
+        report = inspect(scaled("llama", 0, 1.0, None), PROMPTS, CONTINUATIONS)
+    np.testing.assert_array_equal(report.mu, inspected("llama", 0, 1.0, None).mu)

@@ -304,3 +304,8 @@ def test_long_horizon_is_joined_of_the_projects_own_texts(smoke: Subject) -> Non
     assert len({tuple(row[:20]) for row in drawn.ids.tolist()}) == 3
     total = sum(counted(smoke, "continuations").values())
     assert str(total // 1000) in refusal_of(lambda: continuations(smoke, 1, total + 100))
+
+
+def test_negative_seed_is_refused_by_its_value(smoke: Subject) -> None:
+    with pytest.raises(Refused, match="seed = -1"):
+        prompts(smoke, 2, 4, seed=-1)

@@ -226,9 +226,12 @@ FAMILIES: dict[str, Family] = {
         readers=("fc1",),
         activation="activation_fn",
         obstacle=lambda c: (
-            None
-            if c.do_layer_norm_before and not c._remove_final_layer_norm
-            else "OPT without pre-norm (opt-350m) has no final norm; take another size of OPT"
+            "OPT without pre-norm (opt-350m) has no final norm; take another size of OPT"
+            if not c.do_layer_norm_before or c._remove_final_layer_norm
+            else f"OPT that reads and writes words of {c.word_embed_proj_dim} numbers, not "
+            f"{c.hidden_size}, has one more map after the final norm; take another size of OPT"
+            if c.word_embed_proj_dim != c.hidden_size
+            else None
         ),
         departs=lambda c: () if c.do_layer_norm_before else ("post-LN",),
     ),
@@ -316,7 +319,7 @@ def describe(config: Config) -> Anatomy:
     Raises
     ------
     Refused
-        The architecture is not in the table, or is a variant that has no final norm.
+        The architecture is not in the table, or is a variant that cannot be measured.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -327,6 +330,9 @@ def describe(config: Config) -> Anatomy:
     if (obstacle := family.obstacle(config)) is not None:
         raise Refused(obstacle)
     layers = config.num_hidden_layers
+    windows = _windows(config, layers)
+    if 1 in windows:
+        raise Refused("sliding_window = 1: no cache keeps so little; give a window of at least 2")
     return Anatomy(
         family=family,
         layers=layers,
@@ -336,7 +342,7 @@ def describe(config: Config) -> Anatomy:
         context=config.max_position_embeddings,
         parallel=family.parallel(config),
         qk_norm=family.qk_norm(config),
-        windows=_windows(config, layers),
+        windows=windows,
         softcap=getattr(config, "attn_logit_softcapping", None),
     )
 

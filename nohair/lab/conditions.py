@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from math import inf, log, nan
+from math import inf, isfinite, log, nan
 from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
-from nohair.errors import Refused
+from nohair.errors import Failed, Refused
 from nohair.lab import anatomy, operators, passes
 from nohair.lab.models import Subject
 from nohair.lab.operators import Array
@@ -79,9 +79,9 @@ def inspect(
     Raises
     ------
     Refused
-        Fewer than two prompts; P + T beyond the model's positions.
+        Fewer than two prompts; no token; P + T beyond the model's positions.
     Failed
-        A logit or a state is not finite; the layer is named.
+        A logit, a state or the map to the logits is not finite; the place is named.
     """
     head = [subject.bos] if bos and subject.bos is not None else []
     count, prompt_tokens = prompts.ids.shape
@@ -89,6 +89,11 @@ def inspect(
     subject.check_room(prompt_tokens, horizon, len(head))
     if count < 2:
         raise Refused(f"{count} prompt: a difference needs at least 2 prompts")
+    if min(prompt_tokens, rows, horizon) < 1:
+        raise Refused(
+            f"P = {prompt_tokens}, C = {rows}, T = {horizon}: give at least 1 token each and 1 "
+            "continuation"
+        )
     watch = Watch(subject, count, len(head), prompt_tokens, horizon)
     chunks = passes.cuts(len(head) + prompt_tokens + horizon, chunk)
     total, quiet = rows * len(chunks), None if progress is None else not progress
@@ -137,7 +142,7 @@ def constants(report: xr.Dataset, pair: str | None = None) -> list[dict[str, Any
         No such pair.
     """
     if pair is not None and pair not in report.pair:
-        raise Refused(f"pair {pair!r} was not inspected; one is {report.pair.values[0]!r}")
+        raise Refused(f"pair {pair!r} was not inspected; one is {report.pair.values[0].item()!r}")
     gaps = report.difference.max("pair") if pair is None else report.difference.sel(pair=pair)
     after = report.nu.fillna(1.0)  # where no norm follows, nothing is multiplied
     rows = []
@@ -200,7 +205,9 @@ def _constants(subject: Subject, seen: dict[str, Array]) -> dict[str, Any]:
     steepness = np.where(through["attention"] > 0, through["attention"], inf)  # no gain, no M
     rms = np.where(np.isinf(seen["rms"]), nan, seen["rms"])
     final_nu = operators.lipschitz_of_norm(model, anatomy.final_norm(model), rms[-1, 0])
-    unembedding = model.get_output_embeddings().weight
+    kappa = final_nu * operators.largest_row(model.get_output_embeddings().weight)
+    if not isfinite(kappa):
+        raise Failed("final norm or unembedding: weights are not finite; fetch them again")
     by_head, by_norm = ("layer", "head"), ("layer", "norm")
     return {
         "logit": (by_head, seen["logit"]),
@@ -223,7 +230,7 @@ def _constants(subject: Subject, seen: dict[str, Array]) -> dict[str, Any]:
         "opening": (("layer", "pair"), seen["opening"] / steepness),
         "final_rms": float(rms[-1, 0]),
         "final_nu": final_nu,
-        "kappa": final_nu * operators.largest_row(unembedding),
+        "kappa": kappa,
     }
 
 
@@ -279,7 +286,8 @@ def architecture(config: Any) -> Verdict:
     windows = [w for w in shape.windows if w is not None]
     everywhere = shape.layers - len(windows)
     before = f"{shape.family.norm} before attention and MLP, softmax over "
-    bound = f"the bound with {everywhere - 1} powers of the logarithm"
+    powers = f"{everywhere - 1} power{'' if everywhere == 2 else 's'}"
+    bound = f"the bound with {powers} of the logarithm"
     if not windows:
         return Verdict("architecture", "holds", before + "all keys", bound)
     if not everywhere:

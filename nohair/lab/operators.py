@@ -87,7 +87,7 @@ def activation_range(activation: Any, low: float, high: float) -> tuple[float, f
     On a grid of 20,001 points from end to end and another within ten of zero, where activations
     bend. Between two points there a slope rises by less than 1e-4 of its largest; that is added.
     """
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad():
         ends = (low, high), (min(max(low, -10.0), high), max(min(high, 10.0), low))
         grids = [torch.linspace(*pair, 20_001, dtype=torch.float64) for pair in ends]
         at = torch.cat(grids).requires_grad_()

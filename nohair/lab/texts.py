@@ -126,7 +126,7 @@ def continuations(
         raise Refused(f"continuation kind {kind!r} is unknown; choose {', '.join(get_args(Kind))}")
     if count < 1 or tokens < 1:
         raise Refused(f"{count} continuations of {tokens} tokens: ask for at least 1 of 1")
-    rng = np.random.default_rng(seed)
+    rng = _rng(seed)
     if kind == "random":
         allowed = np.setdiff1d(_vocabulary(subject), _special(subject))
         return Texts(rng.choice(allowed, (count, tokens)), _numbered(kind, count), kind)
@@ -148,8 +148,14 @@ def _choose(folder: Path, count: int, seed: int) -> list[Path]:
     files = sorted(folder.glob("*.txt"))
     if count > len(files):
         raise Refused(f"{count} texts asked for, {folder.name}/ holds {len(files)}; add some")
-    order = np.random.default_rng(seed).permutation(len(files))
+    order = _rng(seed).permutation(len(files))
     return [files[i] for i in order[:count]]
+
+
+def _rng(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise Refused(f"seed = {seed}: give a whole number of at least 0")
+    return np.random.default_rng(seed)
 
 
 def _read(file: Path) -> str:

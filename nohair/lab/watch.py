@@ -91,8 +91,8 @@ class Watch:
         if broken.any():
             raise Failed(
                 f"layer {int(broken.argmax()) + 1}: states or logits are not finite in "
-                f"{self.subject.model.dtype}; measure in float32, and if that does not help look "
-                "at the weights"
+                f"{self.subject.model.dtype}; measure in float32, or look at the weights where "
+                "that was done"
             )
         return seen
 
@@ -108,7 +108,7 @@ class Watch:
                 yield
         finally:
             model.set_attn_implementation(before)
-            del ALL_ATTENTION_FUNCTIONS[NAME]
+            ALL_ATTENTION_FUNCTIONS.pop(NAME, None)
 
     def _hooks(self) -> dict[nn.Module, passes.Hook]:
         model = self.subject.model

@@ -191,6 +191,7 @@ def looseness(blocks: Sequence[Block], distance: ArrayLike, prompt_tokens: int) 
     """
     distance = np.asarray(distance, np.float64)
     _check(blocks, prompt_tokens)
+    _constant("distance", distance)
     if len(blocks) != len(distance):
         raise Refused(f"{len(blocks)} blocks, distances after {len(distance)}: give one for each")
     before = np.concatenate([np.zeros_like(distance[:1]), distance[:-1]])
