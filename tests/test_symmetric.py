@@ -7,6 +7,7 @@ from itertools import combinations_with_replacement, pairwise
 from math import factorial, inf, log, nan, prod
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -34,7 +35,6 @@ def to_60_digits(prompt_tokens: int, t: float, count: int, shift: str = "0") -> 
     The power sums p are differences of psi and zeta, continued to t + shift; what these cancel is
     spare among 120 digits.
     """
-    mpmath = pytest.importorskip("mpmath")
     with mpmath.workdps(120):
         low, high = mpmath.mpf(prompt_tokens + 1), mpmath.mpf(prompt_tokens) + t + 1
         high += mpmath.mpf(shift)
