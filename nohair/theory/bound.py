@@ -259,8 +259,8 @@ def majorant(
     """
     _check(blocks, prompt_tokens)
     t = symmetric.positions(t)
-    coefficients, end = _coefficients(blocks, prompt_tokens)
-    terms = _terms(coefficients, prompt_tokens, t)
+    chains, end = coefficients(blocks, prompt_tokens)
+    terms = _terms(chains, prompt_tokens, t)
     result = logsumexp(terms, axis=0) - np.log1p(t / prompt_tokens)
     if end is not None:
         result = np.where(t <= end, result, -inf)
@@ -284,12 +284,12 @@ def rate(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike, *, log: bool
     """
     _check(blocks, prompt_tokens)
     t = symmetric.positions(t)
-    coefficients, end = _coefficients(blocks, prompt_tokens)
+    chains, end = coefficients(blocks, prompt_tokens)
     if end is not None:
         raise Refused(f"every block has a window: the distance is zero beyond t = {end}")
     spread = np.log1p(t / prompt_tokens)
-    power = len(coefficients) - 1
-    result = logsumexp(coefficients) + power * np.log1p(spread) - spread
+    power = len(chains) - 1
+    result = logsumexp(chains) + power * np.log1p(spread) - spread
     return np.asarray(result) if log else _unlogged(result)
 
 
@@ -308,14 +308,14 @@ def local_exponent(blocks: Sequence[Block], prompt_tokens: int, t: ArrayLike) ->
     """
     _check(blocks, prompt_tokens)
     t = symmetric.positions(t)
-    coefficients, end = _coefficients(blocks, prompt_tokens)
+    chains, end = coefficients(blocks, prompt_tokens)
     if end is not None:
         raise Refused(f"every block has a window: the distance is zero beyond t = {end}")
-    if not np.isfinite(coefficients).any():
+    if not np.isfinite(chains).any():
         raise Refused("every source is 0: the bound is zero and has no exponent")
-    weights = symmetric.log_complete(t, prompt_tokens, len(coefficients))
+    weights = symmetric.log_complete(t, prompt_tokens, len(chains))
     slopes = symmetric.log_slope(t, prompt_tokens, weights)
-    scale = coefficients.reshape(-1, *[1] * t.ndim)
+    scale = chains.reshape(-1, *[1] * t.ndim)
     rise = np.exp(logsumexp(scale + slopes, axis=0) - logsumexp(scale + weights, axis=0))
     return np.asarray(t / (prompt_tokens + t) - t * rise)
 
@@ -377,12 +377,28 @@ def next_token(distance: ArrayLike, kappa: float) -> tuple[Array, Array]:
     return np.minimum(1.0, gap / 2), gap**2 / 2
 
 
-def _coefficients(blocks: Sequence[Block], prompt_tokens: int) -> tuple[Array, int | None]:
-    """Logarithms of the c of (T); and where D ends, if every block has a window.
+def coefficients(blocks: Sequence[Block], prompt_tokens: int) -> tuple[Array, int | None]:
+    """Collect the constants along chains of relays: the c of (T), as natural logarithms.
 
-    Until a block sees everything D is zero beyond `end`: what that block relays is a finite sum,
-    and costs no logarithm.
+    Parameters
+    ----------
+    blocks, prompt_tokens
+        As for `recursion`.
+
+    Returns
+    -------
+    tuple
+        One coefficient per number of relays; and where D ends if every block has a window, else
+        None.
+
+    Raises
+    ------
+    Refused
+        No block, or P below 1.
     """
+    _check(blocks, prompt_tokens)
+    # Until a block sees everything D is zero beyond `end`: what that block relays is a finite
+    # sum, and costs no logarithm.
     c = np.array([-inf])
     end: int | None = 0
     for one in blocks:
@@ -400,9 +416,9 @@ def _coefficients(blocks: Sequence[Block], prompt_tokens: int) -> tuple[Array, i
     return c, end
 
 
-def _terms(coefficients: Array, prompt_tokens: int, t: Array) -> Array:
-    weights = symmetric.log_complete(t, prompt_tokens, len(coefficients))
-    return coefficients.reshape(-1, *[1] * t.ndim) + weights
+def _terms(chains: Array, prompt_tokens: int, t: Array) -> Array:
+    weights = symmetric.log_complete(t, prompt_tokens, len(chains))
+    return chains.reshape(-1, *[1] * t.ndim) + weights
 
 
 def _sees_prompt(block: Block, t: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -422,8 +438,8 @@ def _near(values: Array, reach: int) -> Array:
 def _unlogged(result: Array) -> Array:
     if (largest := result.max(initial=-inf)) > log(np.finfo(float).max):
         raise Refused(
-            f"the bound reaches e^{largest:.0f}, beyond the largest float; ask for its logarithm "
-            "with log=True"
+            f"the distance reaches e^{largest:.0f}, beyond the largest float; ask for its "
+            "logarithm with log=True"
         )
     return np.asarray(np.exp(result))
 
