@@ -86,7 +86,7 @@ def _squares(activation: str, variance: float) -> tuple[float, ...]:
 
 
 def _gelu_tanh(z: Array) -> Array:
-    return 0.5 * z * (1 + np.tanh(sqrt(2 / pi) * (z + 0.044715 * z**3)))
+    return np.asarray(0.5 * z * (1 + np.tanh(sqrt(2 / pi) * (z + 0.044715 * z**3))))
 
 
 def _silu(z: Array) -> Array:
