@@ -15,6 +15,7 @@ from nohair.errors import Refused
 
 Config = Any  # transformers' configurations are untyped bags of attributes
 Role = Literal["attention", "mlp", "after attention", "after mlp", "query", "key"]
+Residual = Literal["flat", "scaled", "wang"]
 
 
 @dataclass(frozen=True)
@@ -25,34 +26,42 @@ class Initialisation:
     ----------
     std
         Of every matrix and embedding, given the configuration.
-    residual_std
-        Of the two matrices that write into the residual stream.
+    residual
+        Of the two matrices that write into the residual stream of L blocks: ``flat``, the same
+        std; ``scaled``, divided by sqrt(2L); ``wang``, 2/(L sqrt(width)).
     source
         Where the recipe is stated.
     """
 
     std: Callable[[Config], float]
-    residual_std: Callable[[Config], float]
+    residual: Residual
     source: str
 
+    def residual_std(self, config: Config) -> float:
+        """Work out the standard deviation of the residual writers."""
+        layers = int(config.num_hidden_layers)
+        if self.residual == "wang":
+            return 2 / (layers * sqrt(config.hidden_size))
+        return self.std(config) / (sqrt(2 * layers) if self.residual == "scaled" else 1)
 
-def _flat(std: float, source: str) -> Initialisation:
-    return Initialisation(lambda c: std, lambda c: std, source)
 
-
-def _scaled(std: float, source: str) -> Initialisation:
-    return Initialisation(lambda c: std, lambda c: std / sqrt(2 * c.num_hidden_layers), source)
-
-
-GPT2_SCALED = _scaled(0.02, "GPT-2 report: residual writers scaled by 1/sqrt(2L)")
-OPT_SCALED = _scaled(0.006, "OPT report: 0.006, residual writers scaled by 1/sqrt(2L)")
+GPT2_SCALED = Initialisation(
+    lambda c: 0.02, "scaled", "GPT-2 report: residual writers scaled by 1/sqrt(2L)"
+)
+OPT_SCALED = Initialisation(
+    lambda c: 0.006, "scaled", "OPT report: 0.006, residual writers scaled by 1/sqrt(2L)"
+)
 SMALL_AND_WANG = Initialisation(
     lambda c: sqrt(2 / (5 * c.hidden_size)),
-    lambda c: 2 / (c.num_hidden_layers * sqrt(c.hidden_size)),
+    "wang",
     "GPT-NeoX-20B report: small-init, and Wang-init for the residual writers",
 )
-LLAMA_FLAT = _flat(0.02, "flat 0.02, the value in Llama's published configurations")
-UNPUBLISHED = _flat(0.02, "not published; flat 0.02 as in the published configurations")
+LLAMA_FLAT = Initialisation(
+    lambda c: 0.02, "flat", "flat 0.02, the value in Llama's published configurations"
+)
+UNPUBLISHED = Initialisation(
+    lambda c: 0.02, "flat", "not published; flat 0.02 as in the published configurations"
+)
 
 
 class Projection(NamedTuple):
@@ -99,7 +108,8 @@ class Family:
 
     ``norms`` stand in the order in which they act, one alone serves attention and MLP both;
     ``readers`` are the matrices that the MLP reads its input with, the gate first; ``qk_norms``
-    are relative to the attention; ``gain_offset`` is what a norm adds to its stored gain.
+    are relative to the attention; ``gain_offset`` is what a norm adds to its stored gain; ``drawn``
+    is how transformers draws the residual writers of a fresh model.
     """
 
     title: str
@@ -117,6 +127,8 @@ class Family:
     activation: str
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     gain_offset: float = 0.0
+    scaled_embedding: bool = False
+    drawn: Residual = "flat"
     placement: Literal["pre", "sandwich"] = "pre"
     parallel: Callable[[Config], bool] = field(default=lambda c: False)
     qk_norm: Callable[[Config], bool] = field(default=lambda c: False)
@@ -146,6 +158,7 @@ def _llama_like(title: str, initialisation: Initialisation, **changes: Any) -> F
 _GEMMA: dict[str, Any] = {
     "placement": "sandwich",
     "gain_offset": 1.0,
+    "scaled_embedding": True,
     "departs": lambda c: ("sandwich norm",),
     "norms": (
         "input_layernorm",
@@ -170,6 +183,7 @@ FAMILIES: dict[str, Family] = {
         project=_gpt2_fused,
         readers=("mlp.c_fc",),
         activation="mlp.act",
+        drawn="scaled",
     ),
     "gpt_neox": Family(
         title="GPT-NeoX",

@@ -47,9 +47,15 @@ class Texts:
 
 
 def prompts(
-    subject: Subject, count: int, tokens: int, *, seed: int = 0, folder: Path = TEXTS
+    subject: Subject,
+    count: int,
+    tokens: int,
+    *,
+    kind: str = "text",
+    seed: int = 0,
+    folder: Path = TEXTS,
 ) -> Texts:
-    """Draw prompts: the first `tokens` ids of `count` of the files in ``folder/prompts``.
+    """Draw prompts.
 
     Parameters
     ----------
@@ -59,18 +65,26 @@ def prompts(
         K, at least two: a distance needs a pair.
     tokens
         P, the same for all.
+    kind
+        ``text``: the first `tokens` ids of `count` of the files in ``folder/prompts``. ``random``:
+        ids drawn evenly from the vocabulary, special ones left out.
     seed
-        Decides which files; a larger `count` adds to those of a smaller one.
+        Decides which files, or which ids; a larger `count` adds to those of a smaller one.
 
     Raises
     ------
     Refused
-        Fewer than two prompts, more than there are, or one that is too short.
+        Unknown kind; fewer than two prompts, more than there are, or one that is too short.
     """
     if count < 2:
         raise Refused(f"{count} prompt: a distance needs at least 2 prompts")
     if tokens < 1:
         raise Refused(f"prompts of {tokens} tokens: ask for at least 1")
+    if kind not in ("text", "random"):
+        raise Refused(f"prompt kind {kind!r} is unknown; choose text, random")
+    if kind == "random":
+        ids = _rng(seed, "prompts").choice(_ordinary(subject), (count, tokens))
+        return Texts(ids, _numbered(kind, count), "prompt")
     files = _choose(folder / "prompts", count, seed)
     rows = []
     for file in files:
@@ -128,8 +142,7 @@ def continuations(
         raise Refused(f"{count} continuations of {tokens} tokens: ask for at least 1 of 1")
     rng = _rng(seed)
     if kind == "random":
-        allowed = np.setdiff1d(_vocabulary(subject), _special(subject))
-        return Texts(rng.choice(allowed, (count, tokens)), _numbered(kind, count), kind)
+        return Texts(rng.choice(_ordinary(subject), (count, tokens)), _numbered(kind, count), kind)
     if kind == "generated":
         if prompt is None:
             raise Refused("generated continuations need a prompt to set out from")
@@ -152,10 +165,11 @@ def _choose(folder: Path, count: int, seed: int) -> list[Path]:
     return [files[i] for i in order[:count]]
 
 
-def _rng(seed: int) -> np.random.Generator:
+def _rng(seed: int, use: str = "") -> np.random.Generator:
+    """Random numbers of one seed; another `use` of the same seed gets others."""
     if seed < 0:
         raise Refused(f"seed = {seed}: give a whole number of at least 0")
-    return np.random.default_rng(seed)
+    return np.random.default_rng([seed, *use.encode()])
 
 
 def _read(file: Path) -> str:
@@ -187,6 +201,10 @@ def _joined(
 
 def _vocabulary(subject: Subject) -> NDArray[np.int64]:
     return np.arange(min(len(subject.tokenizer), subject.model.config.vocab_size))
+
+
+def _ordinary(subject: Subject) -> NDArray[np.int64]:
+    return np.setdiff1d(_vocabulary(subject), _special(subject))
 
 
 def _special(subject: Subject) -> list[int]:

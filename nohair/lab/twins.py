@@ -15,6 +15,14 @@ from nohair.lab import anatomy
 
 Twin = Literal["init", "config", "permuted"]
 MATRICES = (nn.Linear, Conv1D, nn.Embedding)
+# What transformers calls the activations that `nohair.theory.kernels` knows.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "relu": "relu",
+}
 
 
 def check(twin: str | None) -> None:
@@ -67,6 +75,51 @@ def _initialise(model: Any) -> None:
         for path in family.residual_writers:
             writer: Any = block.get_submodule(path)
             writer.weight.normal_(0.0, residual_std)
+
+
+def recipe(model: Any, twin: str | None) -> dict[str, Any]:
+    """Describe a twin's random weights in the words of `nohair.theory.untrained.Initialisation`.
+
+    Parameters
+    ----------
+    model
+        From `fresh`.
+    twin
+        ``init`` or ``config``, as it was drawn.
+
+    Raises
+    ------
+    Refused
+        Weights that were not drawn from a recipe; an activation without a kernel.
+    """
+    if twin not in ("init", "config"):
+        raise Refused(f"twin {twin!r} has no recipe for its weights; take init or config")
+    config = model.config
+    shape = anatomy.describe(config)
+    family = shape.family
+    names = ("hidden_activation", "hidden_act", "activation_function")
+    activation = next(getattr(config, n) for n in names if getattr(config, n, None) is not None)
+    if activation not in ACTIVATIONS:
+        raise Refused(f"activation {activation!r} has no kernel; known: {', '.join(ACTIVATIONS)}")
+    block = anatomy.blocks(model)[0]
+    written = [anatomy.matrix(block.get_submodule(path)) for path in family.residual_writers]
+    published = family.initialisation
+    flat = getattr(config, "initializer_range", None) or getattr(config, "init_std", None)
+    return {
+        "width": shape.width,
+        "value_width": written[0].shape[1],
+        "mlp_width": written[1].shape[1],
+        "std": published.std(config) if twin == "init" else flat,
+        "residual": published.residual if twin == "init" else family.drawn,
+        "activation": ACTIVATIONS[activation],
+        "gated": len(family.readers) == 2,
+        "positions": family.positions == "learned",
+        "parallel": shape.parallel,
+        "scaled_embedding": family.scaled_embedding,
+        "query_key_norm": shape.qk_norm,
+        "post_norm": family.placement == "sandwich",
+        "epsilon": anatomy.gain(model, anatomy.norms(model)[0]["attention"])[2],
+    }
 
 
 @torch.no_grad()
