@@ -38,6 +38,7 @@ lint: setup
 	$(BIN)/nbstripout --verify --keep-id chapters/*.ipynb
 
 benchmark: setup
+	$(BIN)/python benchmarks/theory.py
 	$(BIN)/python benchmarks/overhead.py
 
 clean:

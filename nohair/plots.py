@@ -194,6 +194,59 @@ def rates(
     return ax
 
 
+def by_depth(ax: Axes, t: ArrayLike, rows: Mapping[int, ArrayLike], label: str) -> Axes:
+    """Draw curves over log t, one for each depth L, dark for shallow and light for deep."""
+    for order, (layers, row) in enumerate(rows.items(), start=1):
+        colour = layer_colour(order, len(rows))
+        ax.semilogx(t, np.asarray(row), color=colour, lw=1.4, label=f"L = {layers}")
+    ax.set(xlabel="t, position in the continuation", ylabel=label)
+    ax.legend(ncols=2)
+    return ax
+
+
+def lines(ax: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y: str) -> Axes:
+    """Draw lines (x, y) by name; they come in pairs of one colour, solid and dashed."""
+    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
+    for i, (name, (where, values)) in enumerate(series.items()):
+        colour, style = colours[i // 2 % 4], ("-", "--")[i % 2]
+        ax.plot(where, values, color=colour, ls=style, label=name)
+    ax.set(xlabel=x, ylabel=y)
+    ax.legend()
+    return ax
+
+
+def agreement(
+    ax: Axes, predicted: Mapping[str, ArrayLike], measured: Mapping[str, ArrayLike], title: str = ""
+) -> Axes:
+    """Draw predictions (layer,) as lines, and measurements (seed, layer) of that name as points."""
+    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
+    for (name, line), colour in zip(predicted.items(), colours, strict=False):
+        line = np.asarray(line)
+        depth = np.arange(1, line.size + 1)
+        ax.plot(depth, line, color=colour, lw=1.3, label=name)
+        for row in np.atleast_2d(measured[name]):
+            ax.plot(depth, row, color=colour, ls="", marker="o", ms=3.2, mfc=PAPER, mew=0.9)
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel="block", ylabel="α", title=title)
+    ax.legend()
+    return ax
+
+
+def fitted(ax: Axes, measured: DataArray, rows: ArrayLike, every: int = 6, title: str = "") -> Axes:
+    """Draw measured distances (layer, t) of a few blocks, and what was fitted, dashed."""
+    t, layers = measured.t.to_numpy(), measured.sizes["layer"]
+    shown = np.unique(np.geomspace(1, t[-1], 160).round().astype(int)) - 1  # log-spaced
+    for layer in sorted({1, *range(every, layers + 1, every), layers}):
+        colour = layer_colour(layer, layers)
+        ax.loglog(
+            t[shown], measured.sel(layer=layer)[shown], color=colour, label=f"block {layer}", lw=1.2
+        )
+        ax.loglog(t[shown], np.asarray(rows)[layer - 1, shown], color=INK, lw=0.9, ls=(0, (4, 2)))
+    ax.plot([], [], color=INK, lw=0.9, ls=(0, (4, 2)), label="effective relay")
+    ax.set(xlabel="t, position in the continuation", ylabel="distance D", title=title)
+    return ax
+
+
 def by_block(
     ax: Axes,
     series: Mapping[str, ArrayLike],

@@ -27,6 +27,20 @@ SMALL = {
         "continuations": 1,
         "window": [8, 256],
     },
+    "03_relay": {
+        "model": "smoke-4",
+        "prompt_tokens": 16,
+        "horizon": 256,
+        "prompts": 3,
+        "continuations": 1,
+        "window": [8, 256],
+        "depths": [1, 2, 3, 4, 6],
+        "networks": ["smoke"],
+        "deeper": ["smoke-4", "smoke-4 config"],
+        "others": ["smoke"],
+        "seeds": 2,
+        "explore_gains": [0.5],
+    },
 }
 
 # What those parameters leave in the outputs: the subject, and the window in the verdict on laws.
@@ -34,6 +48,8 @@ TRACES = {
     "01_forgetting": ["smoke-4", "t in [8, 256]"],
     # three pairs, one continuation, four blocks, 256 positions, two subjects
     "02_theorem": ["smoke-4", f"{3 * 4 * 256 * 2:,}"],
+    # networks of 2, 4 and 4 blocks, P = 8 and 16: so many exponents compared
+    "03_relay": ["smoke-4 config", f"{(2 + 4 + 4) * 2}", "8 and 16"],
 }
 
 

@@ -13,12 +13,15 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_book import write_book
+import xarray as xr
+from small_book import write_book, write_chapter
 
+from nohair import explorer
 from nohair.book import site
 from nohair.book.chapters import Chapter
 from nohair.book.run import run
@@ -184,6 +187,12 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
     """The address of the site under test, and its pages."""
     named = os.environ.get("NOHAIR_SITE")
     folder = Path(named) if named else html(request.getfixturevalue("built").root)
+    with serving(folder) as site_served:
+        yield site_served
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, list[str]]]:
     pages = sorted(page.relative_to(folder).as_posix() for page in folder.rglob("*.html"))
     pages = [page for page in pages if not page.startswith("_static/")]
     assert "index.html" in pages, f"{folder} holds no site"
@@ -242,42 +251,276 @@ def test_every_page_works_in_a_browser(
     served: tuple[str, list[str]], browser: Any, scheme: str, width: int, height: int
 ) -> None:
     address, pages = served
-    faults: list[str] = []
-    for page in pages:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
-        )
-        tab = context.new_page()
-        seen: list[str] = []
-        tab.on("pageerror", lambda error, seen=seen: seen.append(f"script error: {error}"))
-        tab.on(
-            "console",
-            lambda line, seen=seen: (
-                seen.append(f"console: {line.text}") if line.type == "error" else None
-            ),
-        )
-        tab.on(
-            "request",
-            lambda request, seen=seen: (
-                None
-                if request.url.startswith((address, "data:", "blob:"))
-                else seen.append(f"asked another host: {request.url}")
-            ),
-        )
-        tab.on(
-            "response",
-            lambda answer, seen=seen: (
-                seen.append(f"{answer.status}: {answer.url}") if answer.status >= 400 else None
-            ),
-        )
-        tab.goto(address + page, wait_until="load")
-        if page == "index.html":
-            tab.wait_for_url(lambda url: not url.endswith("/index.html"))  # it sends readers on
-            tab.wait_for_load_state("load")
-        seen += tab.evaluate(LOOK)
-        theme = tab.evaluate("document.documentElement.dataset.theme")
-        if theme != scheme:
-            seen.append(f"shown in {theme}")
-        context.close()
-        faults += [f"{page}: {fault}" for fault in seen]
+    faults = [
+        f"{page}: {fault}"
+        for page in pages
+        for fault in visit(browser, address, page, scheme, width, height)
+    ]
     assert faults == []
+
+
+def visit(browser: Any, address: str, page: str, scheme: str, width: int, height: int) -> list[str]:
+    """Everything that is wrong with one page."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    tab = context.new_page()
+    seen = watched(tab, address)
+    tab.goto(address + page, wait_until="load")
+    if page == "index.html":
+        tab.wait_for_url(lambda url: not url.endswith("/index.html"))  # it sends readers on
+        tab.wait_for_load_state("load")
+    seen += tab.evaluate(LOOK)
+    theme = tab.evaluate("document.documentElement.dataset.theme")
+    if theme != scheme:
+        seen.append(f"shown in {theme}")
+    context.close()
+    return seen
+
+
+def watched(tab: Any, address: str) -> list[str]:
+    """A list to which everything is added that goes wrong in a tab from now on."""
+    seen: list[str] = []
+    tab.on("pageerror", lambda error: seen.append(f"script error: {error}"))
+    tab.on(
+        "console",
+        lambda line: seen.append(f"console: {line.text}") if line.type == "error" else None,
+    )
+    tab.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((address, "data:", "blob:"))
+            else seen.append(f"asked another host: {request.url}")
+        ),
+    )
+    tab.on(
+        "response",
+        lambda answer: (
+            seen.append(f"{answer.status}: {answer.url}") if answer.status >= 400 else None
+        ),
+    )
+    return seen
+
+
+# The relay explorer
+
+GRID: dict[str, Any] = {
+    "layers": (1, 2, 24),
+    "gain": (0.5, 1.0, 2.0),
+    "prompt_tokens": (8, 32),
+    "strength": (0.0, 0.5),
+    "starts": (4, 16, 64),
+    "ends": (64, 256, 1024),
+}
+FIGURE = f"""
+from nohair import explorer
+
+explorer.figure(explorer.tabulate(**{GRID!r}), layers=2, gain=1, prompt_tokens=8)
+"""
+CHAPTER, BOKEH = "chapters/01_small.html", "_static/bokeh/bokeh.min.js"
+NAMES = ["L, layers", "g, gain", "P, prompt tokens", "λ, bias strength", "prompt states"]
+NAMES += ["window from t", "window to t"]
+FIRST: dict[str, Any] = {
+    "layers": 2,
+    "gain": 1.0,
+    "prompt_tokens": 8,
+    "strength": 0.0,
+    "states": "fixed",
+    "start": 4,
+    "end": 1024,
+}
+
+
+@pytest.fixture(scope="module")
+def exploring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a book whose chapter is only the figure."""
+    root = tmp_path_factory.mktemp("explorer")
+    write_book(root)
+    chapter = write_chapter(root, FIGURE)
+    run(chapter)
+    site.build(root)
+    with serving(html(root)) as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def table() -> xr.Dataset:
+    return explorer.tabulate(**GRID)
+
+
+@pytest.fixture(params=[(1280, 900), (390, 844)])
+def tab(request: pytest.FixtureRequest, exploring: str, browser: Any) -> Iterator[Any]:
+    """A tab with the figure at work, in which nothing may go wrong."""
+    width, height = request.param
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, has_touch=width < 600
+    )
+    opened = context.new_page()
+    seen = watched(opened, exploring)
+    opened.goto(exploring + CHAPTER, wait_until="load")
+    opened.locator(".nohair-explorer .present").wait_for(state="visible")
+    opened.wait_for_function("Bokeh.documents.length == 2 && Bokeh.documents.every(d => d.is_idle)")
+    yield opened
+    context.close()
+    assert seen == []
+
+
+def check_shown(tab: Any, table: xr.Dataset, **moved: Any) -> None:
+    """What is announced and drawn is what the table holds for the first setting but for `moved`."""
+    now = FIRST | moved
+    one = table.sel({name: now[name] for name in list(now)[:5]})
+    alpha = f"{float(one.alpha.sel(start=now['start'], end=now['end'])):z.2f}".replace("-", "−")
+    result = " ".join(tab.locator(".nohair-explorer [aria-live=polite]").inner_text().split())
+    assert result == (
+        f"L = {now['layers']}, g = {now['gain']:g}, P = {now['prompt_tokens']}, "
+        f"λ = {now['strength']:g}, prompt states {now['states']}: α = {alpha} "
+        f"over t from {now['start']} to {now['end']:,}"
+    )
+    ratio, local = tab.evaluate(
+        """() => Bokeh.documents.map((one) => {
+            const named = (name) => one.get_model_by_name(name);
+            const { start, end } = one.roots()[0].y_range;
+            const { left, right } = named("window");
+            const data = [named("curve"), named("rule")].map((source) => [...source.data.y]);
+            return { curve: data[0], rule: data[1], start, end, left, right };
+        })"""
+    )
+    assert ratio["curve"] == pytest.approx((one.distance / one.distance[0]).to_numpy(), rel=2e-3)
+    assert local["curve"] == pytest.approx(one.local.to_numpy(), abs=1e-3)
+    assert local["rule"] == pytest.approx([float(alpha.replace("−", "-"))] * 2)
+    assert ratio["rule"][0] / ratio["rule"][1] == pytest.approx(now["end"] / now["start"])
+    for panel in (ratio, local):
+        drawn = panel["curve"] + panel["rule"]
+        assert panel["start"] <= min(drawn)
+        assert max(drawn) <= panel["end"]
+        assert (panel["left"], panel["right"]) == (now["start"], now["end"])
+
+
+def test_the_explorer_obeys_the_keyboard(tab: Any, table: xr.Dataset) -> None:
+    check_shown(tab, table)
+    tab.locator(".nohair-explorer").evaluate(
+        "(figure) => { figure.tabIndex = -1; figure.focus(); }"
+    )
+    reached = []
+    for _ in NAMES:
+        tab.keyboard.press("Tab")
+        focused = tab.locator(":focus")
+        reached.append(focused.evaluate("(one) => one.closest('label').innerText.split('\\n')[0]"))
+        ring = focused.evaluate("(one) => getComputedStyle(one).outline")
+        assert "solid 3px" in ring
+    assert [name in text for name, text in zip(NAMES, reached, strict=True)] == [True] * 7
+    for name, key, moved in (
+        ("L, layers", "ArrowRight", {"layers": 24}),
+        ("g, gain", "ArrowLeft", {"layers": 24, "gain": 0.5}),
+        ("prompt states", "ArrowDown", {"layers": 24, "gain": 0.5, "states": "evolving"}),
+    ):
+        tab.get_by_label(name).focus()
+        tab.keyboard.press(key)
+        check_shown(tab, table, **moved)
+    assert tab.get_by_label("g, gain").get_attribute("aria-valuetext") == "0.5"
+
+
+def test_a_window_stays_a_window(tab: Any, table: xr.Dataset) -> None:
+    tab.get_by_label("window to t").focus()
+    tab.keyboard.press("Home")
+    check_shown(tab, table, end=64)
+    tab.get_by_label("window from t").focus()
+    tab.keyboard.press("End")
+    check_shown(tab, table, start=64, end=256)
+    tab.get_by_label("window to t").focus()
+    tab.keyboard.press("ArrowLeft")
+    check_shown(tab, table, start=16, end=64)
+
+
+def test_the_explorer_obeys_pointer_and_finger(tab: Any, table: xr.Dataset) -> None:
+    slider = tab.get_by_label("λ, bias strength")
+    slider.scroll_into_view_if_needed()
+    place = slider.bounding_box()
+    right, middle = place["x"] + place["width"] - 8, place["y"] + place["height"] / 2
+    if tab.evaluate("navigator.maxTouchPoints"):
+        tab.touchscreen.tap(right, middle)
+    else:
+        tab.mouse.move(place["x"] + 8, middle)
+        tab.mouse.down()
+        tab.mouse.move(right, middle, steps=5)
+        tab.mouse.up()
+    check_shown(tab, table, strength=0.5)
+    tab.get_by_label("prompt states").select_option("evolving")
+    check_shown(tab, table, strength=0.5, states="evolving")
+    assert place["height"] >= 44
+
+
+def test_the_explorer_fits_the_screen(tab: Any) -> None:
+    box = tab.locator(".cell_output .text_html:has(.nohair-explorer)")
+    assert box.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    left, right = (
+        tab.locator(f".nohair-explorer .panels > :nth-child({n})").bounding_box() for n in (1, 2)
+    )
+    if tab.viewport_size["width"] < 600:  # one above the other
+        assert left["x"] == right["x"]
+        assert left["y"] + left["height"] <= right["y"]
+    else:
+        assert left["y"] == right["y"]
+        assert left["x"] + left["width"] <= right["x"]
+
+
+def test_a_screen_reader_is_told_what_the_explorer_is(tab: Any) -> None:
+    tree = tab.context.new_cdp_session(tab).send("Accessibility.getFullAXTree")["nodes"]
+    heard = [node for node in tree if not node["ignored"]]
+    named = [(node["role"]["value"], node["name"]["value"].strip()) for node in heard]
+    for name in NAMES:
+        assert (("combobox" if name == "prompt states" else "slider"), name) in named
+    assert ("group", "Relay explorer") in named
+    assert any(role == "image" and name.startswith("Left: distance") for role, name in named)
+    assert "Canvas" not in dict(named)
+    live = [
+        {one["name"]: one["value"].get("value") for one in node.get("properties", [])}
+        for node in heard
+        if node["role"]["value"] == "paragraph"
+    ]
+    assert any(one.get("live") == "polite" and one.get("atomic") for one in live)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_explorers_page_is_sound(
+    exploring: str, browser: Any, scheme: str, width: int, height: int
+) -> None:
+    assert visit(browser, exploring, CHAPTER, scheme, width, height) == []
+
+
+def test_only_the_explorers_page_asks_for_bokeh(exploring: str, browser: Any) -> None:
+    for page, wanted in ((CHAPTER, True), ("chapters/intro.html", False)):
+        asked: list[str] = []
+        opened = browser.new_page()
+        opened.on("request", lambda request, asked=asked: asked.append(request.url))
+        opened.goto(exploring + page, wait_until="load")
+        opened.close()
+        assert any("bokeh" in url for url in asked) == wanted
+        assert all(url.split("?")[0] == exploring + BOKEH for url in asked if "bokeh" in url)
+
+
+def test_bokeh_is_copied_with_its_licence(exploring: str, browser: Any) -> None:
+    opened = browser.new_page()
+    licence = opened.request.get(exploring + "_static/bokeh/LICENSE.txt")
+    assert "Bokeh Contributors" in licence.text()
+    opened.close()
+
+
+def test_without_bokeh_the_figure_says_what_it_needs(exploring: str, browser: Any) -> None:
+    opened = browser.new_page()
+    opened.route("**/bokeh*.js*", lambda route: route.abort())
+    opened.goto(exploring + CHAPTER, wait_until="load")
+    shown = opened.locator(".nohair-explorer").inner_text()
+    opened.close()
+    assert shown.strip() == "This figure needs the website: make book"
+
+
+def test_without_javascript_the_figure_is_described(exploring: str, browser: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    opened = context.new_page()
+    opened.goto(exploring + CHAPTER, wait_until="load")
+    shown = opened.locator(".nohair-explorer").inner_text()
+    context.close()
+    assert shown.startswith("With JavaScript you can move")
+    assert "L = 2, g = 1, P = 8, λ = 0, prompt states fixed: α =" in shown
+    assert "make book" not in shown

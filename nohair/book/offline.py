@@ -1,7 +1,8 @@
 """Sphinx extension: a page asks nothing of any other host.
 
-It brings MathJax along in ``_static/``, and takes out the live-code scripts that Jupyter Book puts
-on every page: they name a stranger's repository and, written twice, raise a script error.
+It brings MathJax along in ``_static/``, and BokehJS for the pages that hold `nohair.explorer`'s
+figure. It takes out the live-code scripts that Jupyter Book puts on every page: they name a
+stranger's repository and, written twice, raise a script error.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from sphinx.errors import ExtensionError
 
 _MATHJAX = "mathjax"  # the importable name inside the package django-static-mathjax
 _COMPONENTS = ("tex-chtml.js", "input/tex/extensions", "output/chtml/fonts/woff-v2")
+_BOKEH = "bokeh"
+_EXPLORER = 'class="nohair-explorer"'  # marks the pages that need it
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -24,6 +27,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", _use_own_mathjax)
     app.connect("config-inited", _drop_live_code)
     app.connect("builder-inited", _copy_mathjax)
+    app.connect("builder-inited", _copy_bokeh)
+    app.connect("html-page-context", _load_bokeh)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -42,13 +47,8 @@ def _use_own_mathjax(app: Sphinx, config: Config) -> None:
 def _copy_mathjax(app: Sphinx) -> None:
     if app.builder.format != "html":
         return
-    # The package is a Django application: it is found, never imported.
-    spec = importlib.util.find_spec(_MATHJAX)
-    if spec is None or spec.origin is None:
-        raise ExtensionError(
-            "MathJax is not installed: run `pip install django-static-mathjax==3.2.2.1`"
-        )
-    files = Path(spec.origin).parent / "static" / _MATHJAX
+    package = _package(_MATHJAX, "MathJax", "django-static-mathjax==3.2.2.1")
+    files = package / "static" / _MATHJAX
     goal = Path(app.outdir) / "_static" / _MATHJAX
     for component in _COMPONENTS:
         source, target = files / "es5" / component, goal / component
@@ -58,3 +58,29 @@ def _copy_mathjax(app: Sphinx) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
     shutil.copy2(files / "LICENSE", goal / "LICENSE")
+
+
+def _copy_bokeh(app: Sphinx) -> None:
+    if app.builder.format != "html":
+        return
+    package = _package(_BOKEH, "Bokeh", "bokeh")
+    goal = Path(app.outdir) / "_static" / _BOKEH
+    goal.mkdir(parents=True, exist_ok=True)
+    for file in ("server/static/js/bokeh.min.js", "LICENSE.txt"):
+        shutil.copy2(package / file, goal)
+
+
+def _load_bokeh(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
+) -> None:
+    # During this event a script is added to the page at hand alone. Deferred, it delays no text.
+    if _EXPLORER in context.get("body", ""):
+        app.add_js_file(f"{_BOKEH}/bokeh.min.js", loading_method="defer")
+
+
+def _package(name: str, title: str, requirement: str) -> Path:
+    # django-static-mathjax is a Django application: packages are found, never imported.
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ExtensionError(f"{title} is not installed: run `pip install {requirement}`")
+    return Path(spec.origin).parent

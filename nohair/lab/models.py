@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,28 @@ def load(
     return Subject(spec, model, tokenizer, shape, _bos(tokenizer), provenance)
 
 
+def redraw(subject: Subject, seed: int) -> Subject:
+    """Draw the weights of an untrained subject anew, by the same recipe.
+
+    Parameters
+    ----------
+    subject
+        Loaded as an ``init`` or ``config`` twin.
+    seed
+        Of the new weights.
+
+    Raises
+    ------
+    Refused
+        Its weights were not drawn from a recipe.
+    """
+    twin = subject.provenance["twin"]
+    twins.check_drawn(twin)
+    model = twins.fresh(subject.model.config, twin, seed, subject.model.dtype)
+    model.to(subject.device).eval().requires_grad_(False)
+    return replace(subject, model=model, provenance=subject.provenance | {"twin_seed": seed})
+
+
 def _device(device: str) -> torch.device:
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -306,7 +328,12 @@ def _weights(spec: str, source: _Source, dtype: torch.dtype) -> Any:
 def _tokenizer(spec: str, source: _Source) -> Any:
     source = source.tokenizer or source
     with _refusals(spec, source):
-        return AutoTokenizer.from_pretrained(source.path, **source.options)
+        return _read_tokenizer(source.path, **source.options)
+
+
+@cache  # a GGUF's takes seconds, and the presets of untrained networks share one
+def _read_tokenizer(path: str | None, **options: Any) -> Any:
+    return AutoTokenizer.from_pretrained(path, **options)
 
 
 @contextmanager

@@ -37,6 +37,18 @@ def check(twin: str | None) -> None:
         raise Refused(f"twin {twin!r} does not exist; choose {', '.join(get_args(Twin))}")
 
 
+def check_drawn(twin: str | None) -> None:
+    """Refuse what was not drawn from a recipe.
+
+    Raises
+    ------
+    Refused
+        `twin` is neither ``init`` nor ``config``.
+    """
+    if twin not in ("init", "config"):
+        raise Refused(f"twin {twin!r} has no recipe for its weights; take init or config")
+
+
 def fresh(config: Any, twin: str, seed: int, dtype: torch.dtype) -> Any:
     """Make a model of random weights.
 
@@ -92,8 +104,7 @@ def recipe(model: Any, twin: str | None) -> dict[str, Any]:
     Refused
         Weights that were not drawn from a recipe; an activation without a kernel.
     """
-    if twin not in ("init", "config"):
-        raise Refused(f"twin {twin!r} has no recipe for its weights; take init or config")
+    check_drawn(twin)
     config = model.config
     shape = anatomy.describe(config)
     family = shape.family
