@@ -244,6 +244,7 @@ def fitted(ax: Axes, measured: DataArray, rows: ArrayLike, every: int = 6, title
         ax.loglog(t[shown], np.asarray(rows)[layer - 1, shown], color=INK, lw=0.9, ls=(0, (4, 2)))
     ax.plot([], [], color=INK, lw=0.9, ls=(0, (4, 2)), label="effective relay")
     ax.set(xlabel="t, position in the continuation", ylabel="distance D", title=title)
+    ax.legend(loc="lower left")
     return ax
 
 

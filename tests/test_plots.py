@@ -195,3 +195,62 @@ def test_lines_stand_out_from_the_paper(colour):
 
     light, dark = luminance(mpl.colors.to_rgb(plots.PAPER)), luminance(mpl.colors.to_rgb(colour))
     assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+def test_depths_are_named_and_grow_lighter(ax):
+    t = np.geomspace(1, 1e12, 50)
+    plots.by_depth(ax, t, {1: t**-1.0, 4: t**-0.5, 24: t**-0.1}, "what is left")
+    lines = ax.get_lines()
+    assert [line.get_label() for line in lines] == ["L = 1", "L = 4", "L = 24"]
+    light = [sum(mpl.colors.to_rgb(line.get_color())) for line in lines]
+    assert light == sorted(light)
+    assert light[0] < light[-1]
+    np.testing.assert_array_equal(lines[2].get_ydata(), t**-0.1)
+    assert ax.get_xscale() == "log"
+    assert ax.get_ylabel() == "what is left"
+
+
+def test_lines_come_in_pairs_of_one_colour(ax):
+    x = np.arange(5)
+    series = {f"{p}, {s}": (x, x * p) for p in (1, 2, 3) for s in ("fixed", "evolving")}
+    plots.lines(ax, series, "depth", "exponent")
+    drawn = ax.get_lines()
+    assert [line.get_label() for line in drawn] == list(series)
+    for solid, dashed in zip(drawn[::2], drawn[1::2], strict=True):
+        assert solid.get_color() == dashed.get_color()
+        assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert len({line.get_color() for line in drawn}) == 3
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("depth", "exponent")
+
+
+def test_agreement_shows_every_draw_beside_its_prediction(ax):
+    predicted = {"P = 8": [0.9, 0.5, 0.3], "P = 32": [0.7, 0.4, 0.2]}
+    measured = {name: np.add(line, [[0.01], [-0.02]]) for name, line in predicted.items()}
+    plots.agreement(ax, predicted, measured, title="GPT-2")
+    series = [line for line in ax.get_lines() if len(line.get_xdata()) == 3]
+    assert len(series) == 2 * (1 + 2)
+    for start, (name, line) in zip((0, 3), predicted.items(), strict=True):
+        theory, *draws = series[start : start + 3]
+        np.testing.assert_allclose(theory.get_ydata(), line)
+        np.testing.assert_array_equal(theory.get_xdata(), [1, 2, 3])
+        for draw, row in zip(draws, measured[name], strict=True):
+            np.testing.assert_allclose(draw.get_ydata(), row)
+            assert draw.get_linestyle() == "None"
+            assert draw.get_color() == theory.get_color()
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == list(predicted)
+    assert ax.get_title(loc="left") == "GPT-2"
+
+
+def test_fitted_curves_lie_beside_the_blocks_that_they_belong_to(ax, mean):
+    blocks = mean[:6]
+    plots.fitted(ax, blocks, 2 * blocks.to_numpy(), every=2, title="trained")
+    drawn = [line for line in ax.get_lines() if len(line.get_xdata())]
+    assert len(drawn) == 2 * 4  # blocks 1, 2, 4, 6
+    for measured, fitted in zip(drawn[::2], drawn[1::2], strict=True):
+        np.testing.assert_allclose(fitted.get_ydata(), 2 * measured.get_ydata())
+    assert [line.get_ydata()[-1] for line in drawn[::2]] == [
+        blocks.sel(layer=layer, t=T[-1]) for layer in (1, 2, 4, 6)
+    ]
+    names = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert names == {"block 1", "block 2", "block 4", "block 6", "effective relay"}

@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 import overhead  # benchmarks/ and data/ are on the path, see pyproject.toml
 import pytest
 import references
+import theory
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -44,8 +45,9 @@ def test_reference_records_were_measured_by_a_commit_that_anyone_can_check_out()
 
 
 def test_the_costs_in_the_readme_are_those_that_were_measured():
-    table = overhead.table(json.loads(overhead.RESULT.read_text("utf8")))
-    assert table in README
+    for benchmark in (overhead, theory):
+        table = benchmark.table(json.loads(benchmark.RESULT.read_text("utf8")))
+        assert table in README
 
 
 def test_every_command_of_the_readme_exists():
