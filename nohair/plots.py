@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import MaxNLocator
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 from numpy.typing import ArrayLike
 from xarray import DataArray
@@ -218,14 +219,18 @@ def lines(ax: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y
 def agreement(
     ax: Axes, predicted: Mapping[str, ArrayLike], measured: Mapping[str, ArrayLike], title: str = ""
 ) -> Axes:
-    """Draw predictions (layer,) as lines, and measurements (seed, layer) of that name as points."""
-    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
-    for (name, line), colour in zip(predicted.items(), colours, strict=False):
-        line = np.asarray(line)
-        depth = np.arange(1, line.size + 1)
-        ax.plot(depth, line, color=colour, lw=1.3, label=name)
+    """Draw predictions (layer,) as lines, and measurements (seed, layer) of that name as points.
+
+    They come in pairs of one colour: dashed with squares, solid with circles.
+    """
+    for i, (name, line) in enumerate(predicted.items()):
+        colour = (TRAINED, UNTRAINED, CONTROL, THIRD)[i // 2 % 4]
+        style, mark = (("--", "s"), ("-", "o"))[i % 2]
+        depth = np.arange(1, np.size(line) + 1)
+        ax.plot(depth, line, color=colour, ls=style, lw=1.2, label=name)
         for row in np.atleast_2d(measured[name]):
-            ax.plot(depth, row, color=colour, ls="", marker="o", ms=3.2, mfc=PAPER, mew=0.9)
+            ax.plot(depth, row, color=colour, ls="", marker=mark, ms=3.2, mfc=PAPER, mew=0.9)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel="block", ylabel="α", title=title)
     ax.legend()

@@ -237,6 +237,11 @@ def test_agreement_shows_every_draw_beside_its_prediction(ax):
             np.testing.assert_allclose(draw.get_ydata(), row)
             assert draw.get_linestyle() == "None"
             assert draw.get_color() == theory.get_color()
+    first, second = series[0], series[3]
+    assert first.get_color() == second.get_color()
+    assert (first.get_linestyle(), second.get_linestyle()) == ("--", "-")
+    assert series[1].get_marker() != series[4].get_marker()
+    assert all(tick == round(tick) for tick in ax.get_xticks())
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == list(predicted)
     assert ax.get_title(loc="left") == "GPT-2"

@@ -65,7 +65,7 @@ def share(
         A number out of its range; the name and the value are said.
     """
     t = symmetric.positions(t)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
     at = _at_least_one("start", start)
     bias = np.where(t >= _at_least_one("onset", onset), _finite(strength) * np.log(t / at), 0.0)
     competitors = np.log(t + symmetric.amount("sink", sink))
@@ -91,6 +91,8 @@ def preserving(share: ArrayLike, index: int) -> Array:
         A share that is not between 0 and 1: no finite bias moves it.
     """
     given = _shares(share)
+    if not isinstance(index, (int, np.integer)):
+        raise Refused(f"index = {index!r}: give a whole number")
     if not -given.shape[-1] <= index < given.shape[-1]:
         raise Refused(f"index = {index}: the share has {given.shape[-1]} positions")
     logits = logit(given)
@@ -160,8 +162,7 @@ def distance(
     Refused
         As for `share` and `nohair.theory.relay.blocks`.
     """
-    symmetric.whole("horizon", horizon)
-    t = np.arange(1, horizon + 1)
+    t = np.arange(1, symmetric.whole("horizon", horizon) + 1)
     prompt = share(t, prompt_tokens, strength, start=start, onset=onset, sink=sink)
     return driven(prompt, layers, gain, sink=sink, residual=residual, prompt_states=prompt_states)
 
@@ -239,7 +240,7 @@ def exponent(
     Refused
         As for `distance`; the window is reversed, starts before 1, or is too short for a fit.
     """
-    first, last = decay.check_window(window, np.inf)
+    first, last = relay.finite_window(window)
     horizon = int(last)
     prompt = share(
         np.arange(1, horizon + 1), prompt_tokens, strength, start=start, onset=onset, sink=sink
@@ -280,7 +281,7 @@ def plateau(
     Refused
         As for `share` and `nohair.theory.relay.blocks`.
     """
-    held = float(share(start, prompt_tokens))
+    held = float(share(_at_least_one("start", start), prompt_tokens))
     differences = relay.prompt_differences(layers, gain, residual, prompt_states)
     now, rows = 0.0, []
     for g, m in zip(relay.per_block(layers, gain), differences, strict=False):
@@ -319,7 +320,7 @@ def transient(
     Refused
         As for `distance`; a t before `start`.
     """
-    symmetric.whole("start", start, least=2)
+    start = symmetric.whole("start", start, least=2)
     t = symmetric.positions(t, start)
     settings = (layers, prompt_tokens, gain)
     before = bound.recursion(
@@ -341,7 +342,7 @@ def transient(
 
 
 def _shares(share: ArrayLike) -> Array:
-    given = np.asarray(share, np.float64)
+    given = symmetric.numbers("share", share)
     wrong = given[~((given > 0) & (given < 1))]
     if given.ndim < 1 or wrong.size:
         shown = f"{wrong.flat[0]:g}" if wrong.size else "a single number"
@@ -356,6 +357,7 @@ def _at_least_one(name: str, value: float) -> float:
 
 
 def _finite(strength: float) -> float:
-    if not np.isfinite(strength):
-        raise Refused(f"strength = {strength:g}: give a finite number")
-    return float(strength)
+    given = symmetric.numbers("strength", strength)
+    if given.ndim or not np.isfinite(given):
+        raise Refused(f"strength = {strength}: give one finite number")
+    return float(given)

@@ -221,7 +221,7 @@ def recursion(blocks: Sequence[Block], prompt_tokens: int, horizon: int) -> Arra
         No block, or P or T below 1.
     """
     _check(blocks, prompt_tokens)
-    symmetric.whole("horizon", horizon)
+    horizon = symmetric.whole("horizon", horizon)
     t = np.arange(1, horizon + 1)
     seen = np.log(prompt_tokens + t)
     share = np.log(prompt_tokens) - seen
@@ -456,7 +456,7 @@ def _check(blocks: Sequence[Block], prompt_tokens: int) -> None:
 
 
 def _constant(name: str, value: ArrayLike) -> None:
-    array = np.asarray(value, np.float64)
+    array = symmetric.numbers(name, value)
     wrong = array[~(np.isfinite(array) & (array >= 0))]
     if wrong.size:
         raise Refused(f"{name} = {wrong.flat[0]:g}: constants are finite and not negative")

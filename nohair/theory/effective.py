@@ -49,7 +49,7 @@ class Effective:
 
     def chained(self, horizon: int) -> Array:
         """Run the blocks one after another from zero: distance at t = 1 … T, (L, T)."""
-        symmetric.whole("horizon", horizon)
+        horizon = symmetric.whole("horizon", horizon)
         now, rows = np.zeros(horizon), []
         for row in self.coefficients:
             now = _terms(now, self.prompt_tokens, self.window) @ row
@@ -97,12 +97,11 @@ def fit(
         A distance that is not positive or not finite; fewer t than coefficients.
     """
     measured = _measured(distance)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
     if window is not None:
-        symmetric.whole("window", window, least=2)
+        window = symmetric.whole("window", window, least=2)
     if last is not None:
-        symmetric.whole("last", last)
-        measured = measured[:, :last]
+        measured = measured[:, : symmetric.whole("last", last)]
     if measured.shape[1] < 16:
         raise Refused(f"{measured.shape[1]} positions: a fit needs at least 16")
     now, rows = np.zeros(measured.shape[1]), []
@@ -133,7 +132,7 @@ def explained(distance: ArrayLike, predicted: ArrayLike, *, first: int = 1) -> A
     Refused
         Shapes that disagree; a value that is not positive or not finite.
     """
-    symmetric.whole("first", first)
+    first = symmetric.whole("first", first)
     measured, given = _measured(distance), _measured(predicted)
     if measured.shape != given.shape:
         raise Refused(f"predicted is of shape {given.shape}, distance of {measured.shape}")
@@ -192,7 +191,7 @@ def _binned(values: Array, first: int = 1) -> Array:
 
 
 def _measured(distance: ArrayLike) -> Array:
-    values = np.asarray(distance, np.float64)
+    values = symmetric.numbers("distance", distance)
     if values.ndim != 2 or not values.size:
         raise Refused(f"distance of shape {values.shape}: give (layers, t)")
     wrong = values[~(np.isfinite(values) & (values > 0))]

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import comb
 
 import numpy as np
 
 from nohair.theory.symmetric import Array
 
+STRIP = 64  # rows
 FINE, GROWTH = 40, 0.04  # positions of their own at either beginning, then cells of 4 % of the way
 
 
@@ -139,7 +141,7 @@ def propagate(
         grams = _added(grams, read, pairs, block)
         if not block.parallel:
             inputs = _normalised(grams, pairs, block.epsilon)
-        made = [block.mlp * block.hidden(u) for u in inputs]
+        made = [block.mlp * _by_strips(block.hidden, u) for u in inputs]
         grams = _added(grams, made, pairs, block)
         yield grams[first][-1] + grams[second][-1] - 2 * grams[-1][-1]
 
@@ -181,22 +183,35 @@ def _attended(u: Array, cells: Cells, logit: float) -> Array:
     even = cells.mean(u)
     if not logit:
         return even
-    orders = 2 if logit <= 0.25 else 8
     power, averages = u, [even]
-    for _ in range(orders):
+    for _ in range(2 if logit <= 0.25 else 8):
         power = power * u
         averages.append(cells.mean(power))
-    total, scale = even.copy(), np.ones_like(u)
-    for m in range(1, orders + 1):
+    return _by_strips(partial(_tilted, logit), u, *averages)
+
+
+def _tilted(logit: float, u: Array, *averages: Array) -> Array:
+    """Evaluate the series of `_attended`, entry by entry."""
+    total, scale, negative = averages[0].copy(), np.ones_like(u), -averages[0]
+    for m in range(1, len(averages)):
         scale *= u
         scale *= logit / m
-        # The sum over r by Horner's rule in -b.
-        inner = averages[0].copy()
+        inner = averages[0].copy()  # the sum over r by Horner's rule
         for r in range(1, m + 1):
-            inner *= -even
+            inner *= negative
             inner += comb(m, r) * averages[r]
-        total += scale * inner
+        inner *= scale
+        total += inner
     return total
+
+
+def _by_strips(entrywise: Callable[..., Array], *arrays: Array) -> Array:
+    """Apply a function of single entries strip by strip, so that what it makes stays in cache."""
+    result = np.empty_like(arrays[0])
+    for start in range(0, len(result), STRIP):
+        strip = slice(start, start + STRIP)
+        result[strip] = entrywise(*(array[strip] for array in arrays))
+    return result
 
 
 def _cut(length: int) -> list[int]:

@@ -108,7 +108,8 @@ def distance(
     Parameters
     ----------
     t
-        Positions of at least 1; any shape. Values between whole numbers continue the formula.
+        Positions of at least 1; any shape. Between whole numbers the formula is continued, to
+        fewer digits where P + t is small: five at P = 1, nine from P = 8 on.
     layers, gain, residual, prompt_states, held
         As for `blocks`.
     prompt_tokens
@@ -211,7 +212,8 @@ def exact(
     many = isinstance(gain, (Sequence, np.ndarray)) and not isinstance(gain, str)
     given = [_fraction("gain", g) for g in gain] if many else _fraction("gain", gain)
     gains = per_block(layers, given)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
+    symmetric.amount("residual", _fraction("residual", residual))
     carry, difference = _fraction("residual", residual), Fraction(1)
     evolving = _evolving(prompt_states)
     c: list[Fraction] = []
@@ -259,7 +261,7 @@ def limit(
     """
     logs = _log_coefficients(layers, prompt_tokens, gain, residual, prompt_states)
     x = np.log1p(symmetric.positions(t) / prompt_tokens)
-    chain = np.arange(layers).reshape(-1, *[1] * x.ndim)
+    chain = np.arange(len(logs)).reshape(-1, *[1] * x.ndim)
     terms = logs.reshape(chain.shape) + chain * np.log(x) - gammaln(chain + 1)
     return np.asarray(np.exp(logsumexp(terms, axis=0) - x))
 
@@ -294,7 +296,7 @@ def asymptote(
     Raises
     ------
     Refused
-        As for `distance`; a gain is zero; t is 1.
+        As for `distance`; a gain is zero; t is 1; `terms` is neither 1 nor 2.
     """
     logs = _log_coefficients(layers, prompt_tokens, gain, residual, prompt_states)
     if logs[-1] == -inf:
@@ -302,8 +304,11 @@ def asymptote(
     spread = np.log(symmetric.positions(t))
     if (spread == 0).any():
         raise Refused("t = 1: log t is zero there; give t above 1")
-    power = layers - 1
-    lead = np.exp(log(prompt_tokens) - spread + logs[-1] + power * np.log(spread) - gammaln(layers))
+    if terms not in (1, 2):
+        raise Refused(f"terms = {terms}: choose 1 or 2")
+    power = len(logs) - 1
+    weight = logs[-1] + power * np.log(spread) - gammaln(len(logs))
+    lead = np.exp(log(prompt_tokens) - spread + weight)
     if terms == 1 or power == 0:
         return np.asarray(lead)
     return np.asarray(
@@ -336,7 +341,7 @@ def apparent_alpha(
     Refused
         As for `distance`; the window is reversed, starts before 1, or is too short for a fit.
     """
-    start, end = decay.check_window(window, inf)
+    start, end = finite_window(window)
     t = spaced(start, end)
     settings = (layers, prompt_tokens, gain, residual, prompt_states)
     curve = distance(t, *settings, sink=sink, held=held)
@@ -344,6 +349,20 @@ def apparent_alpha(
     if not fitted.measurable:
         raise Refused(f"window [{start:g}, {end:g}]: {fitted.note}")
     return fitted.alpha
+
+
+def finite_window(window: Sequence[float]) -> decay.Window:
+    """Refuse a window that is none, or has no end.
+
+    Raises
+    ------
+    Refused
+        See above.
+    """
+    start, end = decay.check_window(window, inf)
+    if not end < inf:
+        raise Refused(f"window [{start:g}, {end:g}] has no end: give a finite one")
+    return start, end
 
 
 def spaced(start: float, end: float, per_octave: int = 64) -> Array:
@@ -365,7 +384,10 @@ def half_life(layers: int, prompt_tokens: int, gain: Gain, residual: float = 1.0
         As for `distance`.
     """
     chain = blocks(layers, gain, residual, "evolving")
-    half = log(prompt_differences(layers, gain, residual, "evolving")[-1] / 2)
+    whole = prompt_differences(layers, gain, residual, "evolving")[-1]
+    if not whole:
+        return 1.0
+    half = log(whole / 2)
 
     def excess(x: float) -> float:
         return float(bound.majorant(chain, prompt_tokens, np.exp(x), log=True)) - half
@@ -410,9 +432,9 @@ def windowed(
     Refused
         As for `distance`; or the window sees past the prompt.
     """
-    symmetric.whole("horizon", horizon)
-    symmetric.whole("window", window)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    horizon = symmetric.whole("horizon", horizon)
+    window = symmetric.whole("window", window)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
     if prompt_tokens < window - 1:
         raise Refused(
             f"window = {window} sees past a prompt of {prompt_tokens} tokens; "
@@ -456,9 +478,10 @@ def reinjected(
     Refused
         As for `distance`; `after` is no whole number.
     """
-    symmetric.whole("after", after)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    after = symmetric.whole("after", after)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
     before = blocks(layers, gain, residual)
+    layers = len(before)
     total = 2 * prompt_tokens + after
     chain = [Block(residual, before[0].relay, before[0].relay * 2 * prompt_tokens / total)]
     weights = symmetric.log_complete(after, prompt_tokens, layers + 1)
@@ -479,9 +502,9 @@ def per_block(layers: int, gain: Any) -> list[Any]:
     Refused
         `layers` is no whole number; the gains disagree with it, or one is negative.
     """
-    symmetric.whole("layers", layers)
+    layers = symmetric.whole("layers", layers)
     many = isinstance(gain, (Sequence, np.ndarray)) and not isinstance(gain, str)
-    gains = list(gain) if many else [gain] * int(layers)
+    gains = list(gain) if many else [gain] * layers
     if len(gains) != layers:
         raise Refused(f"gain has {len(gains)} values for {layers} layers: give one, or one each")
     for g in gains:
@@ -491,8 +514,8 @@ def per_block(layers: int, gain: Any) -> list[Any]:
 
 def _with_sink(chain: list[Block], prompt_tokens: int, sink: int) -> tuple[list[Block], int]:
     """Count the sink's tokens as prompt tokens without a difference."""
-    symmetric.whole("prompt_tokens", prompt_tokens)
-    symmetric.whole("sink", sink, least=0)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
+    sink = symmetric.whole("sink", sink, least=0)
     share = prompt_tokens / (prompt_tokens + sink)
     return [Block(b.carry, b.relay, share * b.source) for b in chain], prompt_tokens + sink
 

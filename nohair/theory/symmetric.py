@@ -102,15 +102,29 @@ def positions(t: ArrayLike, least: float = 1) -> Array:
     Refused
         One is not finite, or below `least`.
     """
-    array = np.asarray(t, np.float64)
+    array = numbers("t", t)
     wrong = array[~(np.isfinite(array) & (array >= least))]
     if wrong.size:
         raise Refused(f"t = {wrong.flat[0]:g}: positions are finite and at least {least:g}")
     return array
 
 
-def whole(name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is no whole number of at least `least`.
+def numbers(name: str, values: ArrayLike) -> Array:
+    """Turn numbers into an array of floats.
+
+    Raises
+    ------
+    Refused
+        `values` are no numbers.
+    """
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise Refused(f"{name} = {values!r}: give numbers") from None
+
+
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """Return a whole number as an int, and refuse what is none or is below `least`.
 
     Raises
     ------
@@ -124,6 +138,7 @@ def whole(name: str, value: Any, least: int = 1) -> None:
     if not fits:
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise Refused(f"{name} = {shown}: give a whole number of at least {least}")
+    return int(value)
 
 
 def amount(name: str, value: Any) -> float:

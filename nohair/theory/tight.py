@@ -64,7 +64,7 @@ def distance(
     Refused
         A count is no positive whole number; a size is negative or not finite, or c is zero.
     """
-    symmetric.whole("horizon", horizon)
+    horizon = symmetric.whole("horizon", horizon)
     prompt = _prompt(layers, prompt_tokens, gain, difference, background)
     t = np.arange(1, horizon + 1)
     now, rows = np.zeros(horizon), []
@@ -100,7 +100,7 @@ def _prompt(
     layers: int, prompt_tokens: int, gain: float, difference: float, background: float
 ) -> list[float]:
     """Y before every block."""
-    symmetric.whole("layers", layers)
+    layers = symmetric.whole("layers", layers)
     symmetric.whole("prompt_tokens", prompt_tokens)
     sizes = {"gain": gain, "difference": difference, "background": background}
     for name, value in sizes.items():

@@ -81,12 +81,18 @@ class Initialisation:
         Raises
         ------
         Refused
-            A width is no positive whole number; std or epsilon is negative.
+            A width is no positive whole number; std or epsilon is negative; unknown residual or
+            activation.
         """
         for name in ("width", "mlp_width", "value_width"):
             symmetric.whole(name, getattr(self, name))
         for name in ("std", "epsilon"):
             symmetric.amount(name, getattr(self, name))
+        if self.residual not in get_args(Residual):
+            raise Refused(f"residual = {self.residual!r}: choose {', '.join(get_args(Residual))}")
+        if self.activation not in get_args(Activation):
+            known = ", ".join(get_args(Activation))
+            raise Refused(f"activation = {self.activation!r}: choose {known}")
 
     @property
     def embedding(self) -> float:
@@ -170,10 +176,11 @@ def named(
     """
     if name not in INITIALISATIONS:
         raise Refused(f"initialisation {name!r} is unknown; choose {', '.join(INITIALISATIONS)}")
-    symmetric.whole("width", width)
+    width = symmetric.whole("width", width)
     std = sqrt(2 / (5 * width)) if name == "neox" else 0.02
     rest: dict[str, Any] = {"std": std, **INITIALISATIONS[name]}
-    return Initialisation(width, mlp_width or 4 * width, value_width or width, **rest)
+    mlp_width = 4 * width if mlp_width is None else mlp_width
+    return Initialisation(width, mlp_width, width if value_width is None else value_width, **rest)
 
 
 def distance(
@@ -212,7 +219,7 @@ def distance(
         A count is no positive whole number; a t below 1 or with a fraction; more positions than
         the full form can hold.
     """
-    _check(init, layers, prompt_tokens)
+    layers, prompt_tokens = _check(init, layers, prompt_tokens)
     if not 0 <= symmetric.amount("collisions", collisions) <= 1:
         raise Refused(f"collisions = {collisions:g}: give a probability from 0 to 1")
     at = symmetric.positions(t)
@@ -233,7 +240,8 @@ def distance(
     text = ~cells.prompt
     # D is smooth in log t, and the cells of the first positions hold one each.
     log_t, known = np.log(at), np.log(cells.middle[text] - prompt_tokens)
-    logs = [np.interp(log_t, known, np.log(square[text])) for square in squares]
+    smallest = np.finfo(float).tiny  # where prompts that share a token leave no distance
+    logs = [np.interp(log_t, known, np.log(np.maximum(s[text], smallest))) for s in squares]
     return np.asarray(sqrt(init.width) * np.exp(np.stack(logs) / 2))
 
 
@@ -263,7 +271,7 @@ def between(
     Refused
         As for `distance`; texts of different lengths, or no longer than the prompt.
     """
-    _check(init, layers, prompt_tokens)
+    layers, prompt_tokens = _check(init, layers, prompt_tokens)
     a, b = np.asarray(first), np.asarray(second)
     if a.ndim != 1 or a.shape != b.shape or not prompt_tokens < a.size <= MOST_FULL:
         raise Refused(
@@ -299,7 +307,7 @@ def gains(init: Initialisation, layers: int) -> Array:
     Refused
         `layers` is no positive whole number.
     """
-    symmetric.whole("layers", layers)
+    layers, _ = _check(init, layers, 1)
     block = _block(init, layers)
     size, common, found = init.embedding + init.position, 0.0, []
     for _ in range(layers):
@@ -339,6 +347,7 @@ def incoherent(horizon: int, layers: int, prompt_tokens: int, gain: relay.Gain) 
     Refused
         A count is no positive whole number; a gain is negative; gains that disagree with L.
     """
+    layers = symmetric.whole("layers", layers)
     weights = chain_weights(horizon, prompt_tokens, layers)
     powers, rows = np.array([1.0]), []
     for g in relay.per_block(layers, gain):
@@ -355,8 +364,9 @@ def chain_weights(horizon: int, prompt_tokens: int, count: int) -> Array:
     Refused
         A number is no positive whole number.
     """
-    for name, value in {"horizon": horizon, "prompt_tokens": prompt_tokens, "count": count}.items():
-        symmetric.whole(name, value)
+    horizon = symmetric.whole("horizon", horizon)
+    prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
+    count = symmetric.whole("count", count)
     length = prompt_tokens + horizon
     paths = np.eye(length, prompt_tokens)
     seen = np.arange(1, length + 1)[:, None]
@@ -379,8 +389,8 @@ def _block(init: Initialisation, layers: int) -> gram.Block:
     )
 
 
-def _check(init: Initialisation, layers: int, prompt_tokens: int) -> None:
+def _check(init: Initialisation, layers: int, prompt_tokens: int) -> tuple[int, int]:
     if not isinstance(init, Initialisation):
         raise Refused(f"init = {init!r}: give an Initialisation, such as named('gpt2', width=512)")
-    symmetric.whole("layers", layers)
-    symmetric.whole("prompt_tokens", prompt_tokens)
+    whole = symmetric.whole
+    return whole("layers", layers), whole("prompt_tokens", prompt_tokens)
