@@ -75,6 +75,9 @@ def share(
 def preserving(share: ArrayLike, index: int) -> Array:
     r"""Find the bias under which a share stays what it is at one position, for any attention.
 
+    In one block, its input given. From block 2 on the states answer to the bias, so there the
+    share has to be taken again once the blocks before are biased.
+
     :math:`b(t) = \mathrm{logit}\,\pi(t_0) - \mathrm{logit}\,\pi(t)`. For uniform attention
     :math:`\log(t/t_0)`.
 
@@ -242,10 +245,18 @@ def exponent(
     """
     first, last = relay.finite_window(window)
     horizon = int(last)
-    prompt = share(
-        np.arange(1, horizon + 1), prompt_tokens, strength, start=start, onset=onset, sink=sink
+    curves = distance(
+        horizon,
+        layers,
+        prompt_tokens,
+        gain,
+        strength,
+        start=start,
+        onset=onset,
+        sink=sink,
+        residual=residual,
+        prompt_states=prompt_states,
     )
-    curves = driven(prompt, layers, gain, sink=sink, residual=residual, prompt_states=prompt_states)
     fitted = decay.fit(np.arange(1, horizon + 1), curves[-1], (first, horizon))
     if not fitted.measurable:
         raise Refused(f"window [{first:g}, {last:g}]: {fitted.note}")
@@ -281,13 +292,8 @@ def plateau(
     Refused
         As for `share` and `nohair.theory.relay.blocks`.
     """
-    held = float(share(_at_least_one("start", start), prompt_tokens))
-    differences = relay.prompt_differences(layers, gain, residual, prompt_states)
-    now, rows = 0.0, []
-    for g, m in zip(relay.per_block(layers, gain), differences, strict=False):
-        now = residual * now + g * (held * m + (1 - held) * now)
-        rows.append(now)
-    return np.array(rows)
+    held = share([_at_least_one("start", start)], prompt_tokens)
+    return driven(held, layers, gain, residual=residual, prompt_states=prompt_states)[:, 0]
 
 
 def transient(

@@ -170,8 +170,10 @@ def _added(
 
 
 def _attended(u: Array, cells: Cells, logit: float) -> Array:
-    r"""Covariance of averages under softmax attention with random logits of small variance.
+    r"""Covariance of averages under softmax attention with random logits.
 
+    The normalisers of the softmax are replaced by their means, which is meant for logits of small
+    variance.
     Logits of two queries have the covariance :math:`s^2 U_{ii'} U_{jj'}`, whose part common to all
     keys cancels. With :math:`b = C U C^\top` and entrywise powers,
 

@@ -20,7 +20,7 @@ from nohair.theory.symmetric import Array
 
 Activation = Literal["linear", "relu", "gelu", "gelu_tanh", "silu"]
 
-# Of the Gauss-Hermite rule, and of terms: what is left out is below 1e-9 of the whole up to v = 2.
+# Of the Gauss-Hermite rule, and of terms: what is left out is below 1e-9 of the whole to v = 1.5.
 NODES, MOST = 120, 40
 
 

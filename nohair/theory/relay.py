@@ -55,8 +55,9 @@ def blocks(
     prompt_states
         ``fixed`` or ``evolving``.
     held
-        Fraction of all attention, at every t, that rests on a token which is the same in both
-        runs: a sink with a constant share.
+        Fraction of the continuation's attention, at every t, that rests on a token which is the
+        same in both runs: a sink with a constant share. Prompt states that evolve are taken not to
+        see it.
 
     Raises
     ------
@@ -109,14 +110,16 @@ def distance(
     ----------
     t
         Positions of at least 1; any shape. Between whole numbers the formula is continued, to
-        fewer digits where P + t is small: five at P = 1, nine from P = 8 on.
+        fewer digits where P + t is small and the network deep: with 12 blocks to four at P = 1
+        and eight at P = 8, with 64 blocks and g = 2 to two and five.
     layers, gain, residual, prompt_states, held
         As for `blocks`.
     prompt_tokens
         P.
     sink
-        :math:`\Sigma`: tokens, the same in both runs, that take part in every mean; one token
-        with a larger logit counts as many.
+        :math:`\Sigma`: tokens, the same in both runs, that take part in every mean of the
+        continuation; one token with a larger logit counts as many. Prompt states that evolve are
+        taken not to see it.
     log
         Return the natural logarithm instead.
 
@@ -283,8 +286,9 @@ def asymptote(
         D \approx \frac{P}{t} \prod_l g_l \frac{\log^{L-1} t}{(L-1)!} \Bigl[ 1 + \frac{L-1}{\log t}
         \Bigl( \frac{c_{L,L-2}}{c_{L,L-1}} - \psi(P+1) \Bigr) \Bigr]
 
-    The ratio of coefficients is L/g for fixed states, a = 1 and one gain. Useful only for
-    :math:`\log t` far beyond :math:`L^2/g`; before that the second term may even be negative.
+    The ratio of coefficients is L/g for fixed states, a = 1 and one gain. Useful only for t far
+    beyond P and :math:`\log t` far beyond the product in front of it, which is negative where
+    :math:`\psi(P+1)`, about log P, is the larger.
 
     Parameters
     ----------

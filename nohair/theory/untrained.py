@@ -324,8 +324,9 @@ def incoherent(horizon: int, layers: int, prompt_tokens: int, gain: relay.Gain) 
     r"""Evaluate the incoherent relay: uniform attention, independent random matrices, no norms.
 
     A linear network :math:`X \to X + C X W_l^\top` with the running mean C and independent
-    isotropic :math:`W_l`, :math:`E|W_l v|^2 = g_l^2 |v|^2`. Paths through different sets of blocks
-    do not interfere, hence exactly
+    :math:`W_l` of mean zero with :math:`E|W_l v|^2 = g_l^2 |v|^2` for every v; prompts whose tokens
+    differ independently of each other, with mean zero and mean square 1. Paths through different
+    sets of blocks do not interfere, hence exactly
 
     .. math:: E\,D_l(t)^2 = \sum_{k \ge 1} e_k(g_0^2, \dots, g_{l-1}^2)\, q_k(t), \qquad
         q_k(t) = \sum_{j \le P} (C^k)_{tj}^2 .
