@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make book       set up, run the chapters, build the site (about 15 minutes the first time)"
-	@echo "make test       set up, run the tests (about 10 minutes)"
+	@echo "make book       set up, run the chapters, build the site (about 25 minutes the first time)"
+	@echo "make test       set up, run the tests (about 15 minutes)"
 	@echo "make lint       ruff, mypy, and notebooks free of outputs"
 	@echo "make benchmark  time and memory against the obvious ways, as ratios"
 	@echo "make setup      only the environment, in $(VENV)"

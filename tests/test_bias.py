@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import refusal
 from scipy.special import expit, logit
 
 from nohair import decay
-from nohair.errors import Refused
 from nohair.theory import bias, relay
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -533,15 +533,6 @@ REFUSED = [
     for parameter in signature(ask).parameters
     for wrong in WRONG[parameter]
 ]
-
-
-def refusal(ask: Callable[..., Any], **options: Any) -> str:
-    """The one line in which something is refused."""
-    with pytest.raises(Refused) as refused:
-        ask(**options)
-    message = str(refused.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize(("ask", "parameter", "wrong"), REFUSED)

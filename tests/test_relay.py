@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import refusal
 from scipy import stats
 from scipy.special import digamma, eval_genlaguerre
 
@@ -961,15 +962,6 @@ REFUSED = [
         SPANS if ask is relay.apparent_alpha and parameter == "window" else WRONG[parameter]
     )
 ]
-
-
-def refusal(ask: Callable[..., Any], **settings: Any) -> str:
-    """The one line in which something is refused."""
-    with pytest.raises(Refused) as refused:
-        ask(**settings)
-    message = str(refused.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize(("ask", "parameter", "wrong"), REFUSED)

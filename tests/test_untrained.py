@@ -18,11 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import refusal
 from test_kernels import FUNCTIONS
 from tiny_networks import texts, wrap
 from transformers import AutoConfig
 
-from nohair.errors import Refused
 from nohair.lab import anatomy, distances, twins
 from nohair.theory import untrained
 from nohair.theory.kernels import kernel
@@ -633,15 +633,6 @@ REFUSED = [
     for parameter in signature(ask).parameters
     for wrong in WRONG.get(parameter, [])
 ]
-
-
-def refusal(ask: Callable[..., Any], **options: Any) -> str:
-    """The one line in which something is refused."""
-    with pytest.raises(Refused) as refused:
-        ask(**options)
-    message = str(refused.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize(("ask", "parameter", "wrong"), REFUSED)
