@@ -143,3 +143,12 @@ def test_refusals_name_the_value(change: dict[str, object], said: str) -> None:
 def test_predictions_of_another_shape_are_refused() -> None:
     with pytest.raises(Refused, match=r"\(2, 40\)"):
         effective.explained(np.ones((2, 50)), np.ones((2, 40)))
+
+
+def test_a_model_of_other_depth_and_a_window_of_nothing_are_refused() -> None:
+    model = planted()
+    curves = model.chained(64)
+    with pytest.raises(Refused, match="3 layers measured, 5 fitted"):
+        model.stepped(curves[:3])
+    with pytest.raises(Refused, match="first = 40 of 64"):
+        effective.explained(curves, curves, first=40)

@@ -699,3 +699,13 @@ def test_what_does_not_fit_in_memory_is_refused() -> None:
 def test_whole_numbers_come_in_any_type(ask: Callable[[Any], Any], number: Any) -> None:
     """`symmetric.whole` lets them pass, so they must work."""
     np.testing.assert_array_equal(ask(number), ask(2))
+
+
+def test_a_distance_that_rounding_hides_is_refused_and_not_made_up() -> None:
+    init = untrained.named("gpt2", 512)
+    near, far = untrained.distance(init, 2, 32, [5e5, 1e6]).T
+    # Block 1 is pure dilution, P and T apart: exponent 1, to the error of the grid.
+    assert float(np.log2(near[0] / far[0])) == pytest.approx(1, abs=0.01)
+    assert "t = 1e+09" in refusal(
+        untrained.distance, init=init, layers=2, prompt_tokens=32, t=[1.0, 1e9]
+    )

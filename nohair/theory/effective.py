@@ -59,6 +59,8 @@ class Effective:
     def stepped(self, distance: ArrayLike) -> Array:
         """Apply each block to the measured distance before it, (L, T)."""
         before = _before(_measured(distance))
+        if len(before) != len(self.coefficients):
+            raise Refused(f"{len(before)} layers measured, {len(self.coefficients)} fitted")
         return np.stack(
             [
                 _terms(d, self.prompt_tokens, self.window) @ row
@@ -130,12 +132,14 @@ def explained(distance: ArrayLike, predicted: ArrayLike, *, first: int = 1) -> A
     Raises
     ------
     Refused
-        Shapes that disagree; a value that is not positive or not finite.
+        Shapes that disagree; a value that is not positive or not finite; less than an octave.
     """
     first = symmetric.whole("first", first)
     measured, given = _measured(distance), _measured(predicted)
     if measured.shape != given.shape:
         raise Refused(f"predicted is of shape {given.shape}, distance of {measured.shape}")
+    if first > measured.shape[1] // 2:
+        raise Refused(f"first = {first} of {measured.shape[1]} positions: give an octave or more")
     goal, found = _binned(np.log(measured), first), _binned(np.log(given), first)
     rest = ((goal - found) ** 2).sum(axis=1)
     return np.asarray(1 - rest / ((goal - goal.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))

@@ -21,6 +21,7 @@ import numpy as np
 from nohair.theory.symmetric import Array
 
 STRIP = 64  # rows
+RESOLVED = 1e-12  # of a covariance; some thousand roundings
 FINE, GROWTH = 40, 0.04  # positions of their own at either beginning, then cells of 4 % of the way
 
 
@@ -123,6 +124,8 @@ def propagate(
 ) -> Iterator[Array]:
     """Carry covariances through L equal blocks, and yield :math:`D^2/d` per cell after each.
 
+    Zero where the difference of the covariances is lost in their rounding.
+
     Parameters
     ----------
     block, layers
@@ -143,7 +146,9 @@ def propagate(
             inputs = _normalised(grams, pairs, block.epsilon)
         made = [block.mlp * _by_strips(block.hidden, u) for u in inputs]
         grams = _added(grams, made, pairs, block)
-        yield grams[first][-1] + grams[second][-1] - 2 * grams[-1][-1]
+        size = grams[first][-1] + grams[second][-1]
+        square = size - 2 * grams[-1][-1]
+        yield np.where(square > RESOLVED * size, square, 0.0)
 
 
 def _normalised(

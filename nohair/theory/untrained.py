@@ -203,8 +203,8 @@ def distance(
     t
         Whole positions from 1.
     form
-        ``grid``: covariances of cells of positions, for any t; within 0.6 % of ``full``, which
-        carries all positions.
+        ``grid``: covariances of cells of positions, for t into the millions; within 0.6 % of
+        ``full``, which carries all positions.
     collisions
         Probability that two tokens drawn at different places are the same.
 
@@ -216,8 +216,8 @@ def distance(
     Raises
     ------
     Refused
-        A count is no positive whole number; a t below 1 or with a fraction; more positions than
-        the full form can hold.
+        A count is no positive whole number; a t below 1 or with a fraction, or so large that
+        rounding hides the distance (from about 1e7 on); more positions than the full form can hold.
     """
     layers, prompt_tokens = _check(init, layers, prompt_tokens)
     if not 0 <= symmetric.amount("collisions", collisions) <= 1:
@@ -238,8 +238,15 @@ def distance(
     grams = [cells.covariance(apart, np.full_like(other, own)), cells.covariance(apart, other)]
     squares = list(gram.propagate(_block(init, layers), layers, cells, grams))
     text = ~cells.prompt
+    places = cells.middle[text] - prompt_tokens
+    lost = places[(np.stack(squares)[:, text] == 0).any(axis=0)]
+    if collisions < 1 and lost.size and lost.min() <= horizon:
+        raise Refused(
+            f"t = {horizon:g}: from t of about {lost.min():.0e} on the distance is lost in the "
+            "rounding of the covariances; give smaller t"
+        )
     # D is smooth in log t, and the cells of the first positions hold one each.
-    log_t, known = np.log(at), np.log(cells.middle[text] - prompt_tokens)
+    log_t, known = np.log(at), np.log(places)
     smallest = np.finfo(float).tiny  # where prompts that share a token leave no distance
     logs = [np.interp(log_t, known, np.log(np.maximum(s[text], smallest))) for s in squares]
     return np.asarray(sqrt(init.width) * np.exp(np.stack(logs) / 2))
