@@ -221,11 +221,15 @@ def agreement(
 ) -> Axes:
     """Draw predictions (layer,) as lines, and measurements (seed, layer) of that name as points.
 
-    They come in pairs of one colour: dashed with squares, solid with circles.
+    Names that are alike up to a comma share a colour; the last of them is solid with circles, those
+    before it are dashed with squares.
     """
+    kinds = [name.split(", ")[0] for name in predicted]
     for i, (name, line) in enumerate(predicted.items()):
-        colour = (TRAINED, UNTRAINED, CONTROL, THIRD)[i // 2 % 4]
-        style, mark = (("--", "s"), ("-", "o"))[i % 2]
+        colour = (TRAINED, UNTRAINED, CONTROL, THIRD)[
+            list(dict.fromkeys(kinds)).index(kinds[i]) % 4
+        ]
+        style, mark = ("--", "s") if kinds[i] in kinds[i + 1 :] else ("-", "o")
         depth = np.arange(1, np.size(line) + 1)
         ax.plot(depth, line, color=colour, ls=style, lw=1.2, label=name)
         for row in np.atleast_2d(measured[name]):

@@ -7,6 +7,11 @@ from math import floor, log10
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def decimal(value: float, digits: int = 2) -> str:
+    """Print a number with so many decimals, and with a minus sign rather than a hyphen."""
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
 def power_of_ten(exponent: float) -> str:
     """Print 10 to a power, which may be far beyond what a float holds: ``10¹⁶⁰⁹⁶``."""
     return "10" + str(round(exponent)).translate(RAISED)

@@ -224,7 +224,7 @@ def test_lines_come_in_pairs_of_one_colour(ax):
 
 
 def test_agreement_shows_every_draw_beside_its_prediction(ax):
-    predicted = {"P = 8": [0.9, 0.5, 0.3], "P = 32": [0.7, 0.4, 0.2]}
+    predicted = {"P = 8, few": [0.9, 0.5, 0.3], "P = 8, many": [0.7, 0.4, 0.2]}
     measured = {name: np.add(line, [[0.01], [-0.02]]) for name, line in predicted.items()}
     plots.agreement(ax, predicted, measured, title="GPT-2")
     series = [line for line in ax.get_lines() if len(line.get_xdata()) == 3]
@@ -245,6 +245,14 @@ def test_agreement_shows_every_draw_beside_its_prediction(ax):
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == list(predicted)
     assert ax.get_title(loc="left") == "GPT-2"
+
+
+def test_prompt_lengths_without_a_second_depth_have_a_colour_each(ax):
+    predicted = {"P = 8, 6 blocks": [0.9, 0.5], "P = 32, 6 blocks": [0.7, 0.4]}
+    plots.agreement(ax, predicted, {name: [line] for name, line in predicted.items()})
+    first, _, second, _ = [line for line in ax.get_lines() if len(line.get_xdata()) == 2][:4]
+    assert first.get_color() != second.get_color()
+    assert (first.get_linestyle(), second.get_linestyle()) == ("-", "-")
 
 
 def test_fitted_curves_lie_beside_the_blocks_that_they_belong_to(ax, mean):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nohair.words import power_of_ten, scientific
+from nohair.words import decimal, power_of_ten, scientific
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,8 @@ def test_more_digits_on_request() -> None:
 def test_a_power_may_lie_beyond_every_float() -> None:
     assert power_of_ten(16096.2) == "10¹⁶⁰⁹⁶"
     assert power_of_ten(-3) == "10⁻³"
+
+
+@pytest.mark.parametrize(("value", "printed"), [(-0.114, "−0.11"), (0.5, "0.50"), (12.0, "12.00")])
+def test_decimals_have_a_minus_sign(value: float, printed: str) -> None:
+    assert decimal(value) == printed

@@ -52,31 +52,32 @@ def measure(
     Raises
     ------
     Refused
-        No P or no seed; weights that are not drawn from a recipe; otherwise as
+        No P, one P twice, or no seed; weights that are not drawn from a recipe; otherwise as
         `nohair.lab.distances.measure`.
     """
-    if not prompt_tokens or seeds < 1:
+    sizes = [int(size) for size in np.atleast_1d(prompt_tokens)]
+    if not sizes or len(set(sizes)) < len(sizes) or seeds < 1:
         raise Refused(
-            f"prompt_tokens = {list(prompt_tokens)}, seeds = {seeds}: ask for at least one of each"
+            f"prompt_tokens = {sizes}, seeds = {seeds}: ask for at least one of each, each P once"
         )
     drawn = range(seed, seed + seeds)
     subject = models.load(spec, twin=twin, seed=seed)
     recipe = twins.recipe(subject.model, twin)
     draws, quiet = [], None if progress is None else not progress
-    with tqdm(total=seeds * len(prompt_tokens), desc=spec, disable=quiet, leave=False) as bar:
+    with tqdm(total=seeds * len(sizes), desc=spec, disable=quiet, leave=False) as bar:
         for one in drawn:
             subject = models.redraw(subject, one)
             shared = texts.continuations(subject, 1, horizon, "random", seed=one)
             rows = []
-            for length in prompt_tokens:
+            for length in sizes:
                 given = texts.prompts(subject, prompts, length, kind="random", seed=one)
                 record = distances.measure(subject, given, shared, floor=False, progress=False)
                 blocks = record.distance.where(record.site == "block", drop=True).astype(float)
                 rows.append(np.sqrt((blocks**2).mean(("continuation", "pair"))))
                 bar.update()
             draws.append(xr.concat(rows, "prompt_tokens"))
-    distance = xr.concat(draws, "seed").assign_coords(
-        seed=list(drawn), prompt_tokens=list(prompt_tokens)
-    )
-    about = {"model": spec, "twin": twin, "prompts": prompts, "recipe": recipe}
+    distance = xr.concat(draws, "seed").assign_coords(seed=list(drawn), prompt_tokens=sizes)
+    about = {"model": spec, "twin": twin, "recipe": recipe, "prompts": prompts}
+    about |= {"prompt_sizes": sizes, "horizon": horizon, "seeds": list(drawn), "tokens": "random"}
+    about |= {key: subject.provenance[key] for key in ("dtype", "device")}
     return xr.Dataset({"distance": distance.drop_vars("site", errors="ignore")}, attrs=about)

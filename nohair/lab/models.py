@@ -204,10 +204,12 @@ def redraw(subject: Subject, seed: int) -> Subject:
     Raises
     ------
     Refused
-        Its weights were not drawn from a recipe.
+        Its weights were not drawn from a recipe; a negative seed.
     """
     twin = subject.provenance["twin"]
     twins.check_drawn(twin)
+    if seed < 0:
+        raise Refused(f"seed = {seed}: give a whole number of at least 0")
     model = twins.fresh(subject.model.config, twin, seed, subject.model.dtype)
     model.to(subject.device).eval().requires_grad_(False)
     return replace(subject, model=model, provenance=subject.provenance | {"twin_seed": seed})

@@ -94,7 +94,7 @@ def preserving(share: ArrayLike, index: int) -> Array:
         A share that is not between 0 and 1: no finite bias moves it.
     """
     given = _shares(share)
-    if not isinstance(index, (int, np.integer)):
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise Refused(f"index = {index!r}: give a whole number")
     if not -given.shape[-1] <= index < given.shape[-1]:
         raise Refused(f"index = {index}: the share has {given.shape[-1]} positions")
@@ -203,6 +203,8 @@ def driven(
         As for `nohair.theory.relay.blocks`; a share that is not between 0 and 1.
     """
     prompt = _shares(share)
+    if prompt.ndim > 1:
+        raise Refused(f"share of shape {prompt.shape}: give one row, t = 1 … T")
     t = np.arange(1, prompt.size + 1)
     each = (1 - prompt) / (t + symmetric.amount("sink", sink))
     differences = relay.prompt_differences(layers, gain, residual, prompt_states)

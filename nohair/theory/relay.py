@@ -69,7 +69,7 @@ def blocks(
         raise Refused(f"held = {held:g}: give a fraction from 0 to 1")
     gains = [(1 - held) * g for g in per_block(layers, gain)]
     sources = prompt_differences(layers, gain, residual, prompt_states)[:-1]
-    return [Block(residual, g, g * m) for g, m in zip(gains, sources, strict=True)]
+    return [Block(float(residual), g, g * m) for g, m in zip(gains, sources, strict=True)]
 
 
 def prompt_differences(
@@ -212,7 +212,7 @@ def exact(
     Refused
         As for `distance`; a t that is no whole number.
     """
-    many = isinstance(gain, (Sequence, np.ndarray)) and not isinstance(gain, str)
+    many = np.ndim(gain) == 1
     given = [_fraction("gain", g) for g in gain] if many else _fraction("gain", gain)
     gains = per_block(layers, given)
     prompt_tokens = symmetric.whole("prompt_tokens", prompt_tokens)
@@ -499,7 +499,7 @@ def reinjected(
 
 
 def per_block(layers: int, gain: Any) -> list[Any]:
-    """Repeat one gain for every block, or check that there is one for each.
+    """Repeat one gain for every block, or check that there is one for each; fractions stay such.
 
     Raises
     ------
@@ -507,13 +507,12 @@ def per_block(layers: int, gain: Any) -> list[Any]:
         `layers` is no whole number; the gains disagree with it, or one is negative.
     """
     layers = symmetric.whole("layers", layers)
-    many = isinstance(gain, (Sequence, np.ndarray)) and not isinstance(gain, str)
+    many = np.ndim(gain) == 1
     gains = list(gain) if many else [gain] * layers
     if len(gains) != layers:
         raise Refused(f"gain has {len(gains)} values for {layers} layers: give one, or one each")
-    for g in gains:
-        symmetric.amount("gain", g)
-    return gains
+    floats = [symmetric.amount("gain", g) for g in gains]
+    return gains if isinstance(gains[0], Fraction) else floats
 
 
 def _with_sink(chain: list[Block], prompt_tokens: int, sink: int) -> tuple[list[Block], int]:

@@ -22,6 +22,7 @@ from nohair.errors import Refused
 
 Array = NDArray[np.float64]
 
+MOST = 2**53
 SUMMED = 1000  # keys up to here are summed one by one; beyond, the remainder is below rounding
 
 
@@ -129,7 +130,8 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     Raises
     ------
     Refused
-        `value` is too small, not finite, has a fraction, or is no number.
+        `value` is too small, too large to be counted exactly, not finite, has a fraction, or is no
+        number.
     """
     try:
         fits = value >= least and float(value).is_integer()
@@ -138,6 +140,8 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     if not fits:
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise Refused(f"{name} = {shown}: give a whole number of at least {least}")
+    if value > MOST:
+        raise Refused(f"{name} = {float(value):g}: floats count exactly up to {MOST:g} only")
     return int(value)
 
 

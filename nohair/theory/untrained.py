@@ -25,6 +25,8 @@ from nohair.theory.symmetric import Array
 Residual = Literal["flat", "scaled", "wang"]
 Form = Literal["full", "grid"]
 
+FARTHEST = 10**9
+MOST_LOGIT = 3.0  # beyond, the series of `gram` has not converged
 MOST_FULL = 20_000  # positions; four matrices of that size take 13 GB
 
 
@@ -217,7 +219,8 @@ def distance(
     ------
     Refused
         A count is no positive whole number; a t below 1 or with a fraction, or so large that
-        rounding hides the distance (from about 1e7 on); more positions than the full form can hold.
+        rounding hides the distance (from about 1e7 on); more positions than the full form can
+        hold; weights that make logits too large for the theory.
     """
     layers, prompt_tokens = _check(init, layers, prompt_tokens)
     if not 0 <= symmetric.amount("collisions", collisions) <= 1:
@@ -226,6 +229,8 @@ def distance(
     if (at % 1).any():
         raise Refused(f"t = {at[at % 1 > 0].flat[0]:g}: tokens stand at whole positions")
     horizon = int(at.max(initial=1))
+    if horizon > FARTHEST:
+        raise Refused(f"t = {horizon:g}: rounding hides the distance there; stay below 1e7")
     if form == "full" and prompt_tokens + horizon > MOST_FULL:
         raise Refused(
             f"form = 'full' holds {MOST_FULL} positions, not {prompt_tokens + horizon}; use 'grid'"
@@ -400,5 +405,10 @@ def _block(init: Initialisation, layers: int) -> gram.Block:
 def _check(init: Initialisation, layers: int, prompt_tokens: int) -> tuple[int, int]:
     if not isinstance(init, Initialisation):
         raise Refused(f"init = {init!r}: give an Initialisation, such as named('gpt2', width=512)")
+    if not init.logit <= MOST_LOGIT:
+        raise Refused(
+            f"std = {init.std:g} at width {init.width} makes logits of variance {init.logit:.2g}: "
+            f"the softmax correction holds up to {MOST_LOGIT:g}; take a smaller std or width"
+        )
     whole = symmetric.whole
     return whole("layers", layers), whole("prompt_tokens", prompt_tokens)
