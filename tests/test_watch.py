@@ -20,11 +20,12 @@ from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from nohair.lab import anatomy, operators
+from nohair.lab.attend import NAME, Group
 from nohair.lab.conditions import inspect
 from nohair.lab.distances import measure
 from nohair.lab.models import Subject
 from nohair.lab.texts import Texts
-from nohair.lab.watch import NAME, Watch
+from nohair.lab.watch import Watch
 
 P, T = 6, 23
 K, C = 3, 2
@@ -382,10 +383,10 @@ def test_no_more_attention_exists_than_one_layers_one_groups_and_one_chunks(
     shapes = []
     read = Watch._read_attention
 
-    def note(self: Watch, at: Any, query: Any, logits: Any, weights: Any, hidden: Any) -> None:
-        shapes.append(tuple(weights.shape))
-        assert logits.shape == weights.shape
-        read(self, at, query, logits, weights, hidden)
+    def note(self: Watch, group: Group) -> None:
+        shapes.append(tuple(group.weights.shape))
+        assert group.logits.shape == group.weights.shape
+        read(self, group)
 
     monkeypatch.setattr(Watch, "_read_attention", note)
     inspect(watched("llama", False), PROMPTS, CONTINUATIONS, chunk=5)  # 4 heads on 2 key heads

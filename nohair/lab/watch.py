@@ -1,8 +1,4 @@
-"""Reading attention, norms and MLPs while a model runs: largest and smallest, never the whole.
-
-Attention is computed here in the model's place, one group of heads at a time, because what the
-fused kernels leave behind has neither logits nor weights.
-"""
+"""Reading attention, norms and MLPs while a model runs: largest and smallest, never the whole."""
 
 from __future__ import annotations
 
@@ -15,18 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from nohair.errors import Failed
-from nohair.lab import anatomy, passes
+from nohair.lab import anatomy, attend, passes
 from nohair.lab.distances import pairwise
 from nohair.lab.models import Subject
 
-NAME = "nohair_watch"  # under which transformers finds our attention
 ROLES: tuple[anatomy.Role, ...] = get_args(anatomy.Role)
-
-AttentionMaskInterface.register(NAME, eager_mask)  # additive: windows are the model's own
 
 
 class Watch:
@@ -67,9 +58,6 @@ class Watch:
         }
         self.seen = {name: torch.zeros(size, device=subject.device) for name, size in sizes.items()}
         self.seen["rms"] += inf
-        path = self.shape.family.attention
-        blocks = anatomy.blocks(subject.model)
-        self.layer_of = {block.get_submodule(path): i for i, block in enumerate(blocks)}
 
     def begin(self, chunk: slice) -> None:
         """Take note of which positions come next."""
@@ -99,16 +87,8 @@ class Watch:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Let the model use our attention, and hooks read its norms and MLPs; then undo it."""
-        model = self.subject.model
-        before = model.config._attn_implementation
-        ALL_ATTENTION_FUNCTIONS[NAME] = self._attend
-        try:
-            model.set_attn_implementation(NAME)
-            with passes.hooked(self._hooks()):
-                yield
-        finally:
-            model.set_attn_implementation(before)
-            ALL_ATTENTION_FUNCTIONS.pop(NAME, None)
+        with attend.observed(self.subject, self._read_attention), passes.hooked(self._hooks()):
+            yield
 
     def _hooks(self) -> dict[nn.Module, passes.Hook]:
         model = self.subject.model
@@ -181,43 +161,13 @@ class Watch:
     def _lower(self, name: str, at: Any, value: Tensor) -> None:
         self.seen[name][at] = torch.minimum(self.seen[name][at], value)
 
-    def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """Softmax attention; queries (K, heads, chunk, width), keys (K, key heads, seen, width)."""
-        layer, fresh = self.layer_of[module], key[:, :, -query.shape[2] :].float()
-        self.seen["scaling"][layer] = scaling
-        self._raise("key", layer, torch.linalg.vector_norm(fresh, dim=-1).amax((0, 2)))
-        groups = query.unflatten(1, (key.shape[1], -1))  # type: ignore[no-untyped-call]
-        hidden, out = attention_mask < 0, torch.empty_like(groups)
-        for g in range(key.shape[1]):
-            logits = groups[:, g] @ key[:, g, None].mT * scaling
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
-            weights = logits.masked_fill(hidden, -inf).softmax(-1)
-            out[:, g] = weights.to(value.dtype) @ value[:, g, None]
-            heads = slice(g * groups.shape[2], (g + 1) * groups.shape[2])
-            self._read_attention((layer, heads), groups[:, g], logits, weights, hidden)
-        return out.flatten(1, 2).transpose(1, 2).contiguous(), None
-
-    def _read_attention(
-        self,
-        at: tuple[int, slice],
-        query: Tensor,
-        logits: Tensor,
-        weights: Tensor,
-        hidden: Tensor,
-    ) -> None:
-        """Read one group of heads, weights (K, heads, chunk, seen), where the continuation asks."""
+    def _read_attention(self, group: attend.Group) -> None:
+        """Read one group of heads, where the continuation asks; of keys, at every position."""
+        layer, at = group.layer, (group.layer, group.heads)
+        self.seen["scaling"][layer] = group.scaling
+        longest = torch.linalg.vector_norm(group.key.float(), dim=-1).amax()
+        self._raise("key", (layer, group.heads.start // group.query.shape[1]), longest)
+        query, logits, weights, hidden = group.query, group.logits, group.weights, group.hidden
         skip = max(0, self.start - self.now.start)
         if skip >= query.shape[2]:
             return
@@ -231,7 +181,7 @@ class Watch:
         share = weights[..., shared:end].sum(-1)
         t = slice(self.now.start + skip - self.start, self.now.stop - self.start)  # from 0
         keys = self.prompt_tokens + torch.arange(t.start + 1, t.stop + 1, device=logits.device)
-        windowed = self.shape.windows[at[0]] is not None
+        windowed = self.shape.windows[layer] is not None
         peak = weights[..., shared:].amax(-1)
         counted = share / self.prompt_tokens if windowed else peak
         self._raise("beta", at, (counted * keys).amax((0, 2)))

@@ -1,0 +1,104 @@
+"""How much of the attention goes to the prompt, by layer, head and position."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import xarray as xr
+from tqdm import tqdm
+
+from nohair.errors import Refused
+from nohair.lab import attend, passes
+from nohair.lab.models import Subject
+from nohair.lab.texts import Texts
+
+
+def measure(
+    subject: Subject,
+    prompts: Texts,
+    continuations: Texts,
+    *,
+    chunk: int = 128,
+    bos: bool = True,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Measure shares of attention, in one pass for each continuation.
+
+    Parameters
+    ----------
+    subject
+        The model, with or without a bias.
+    prompts, continuations
+        Ids of shape (K, P) and (C, T).
+    chunk
+        Tokens per forward pass.
+    bos
+        Put the tokenizer's own first token before each prompt, if it has one.
+    progress
+        Show a bar; by default on a terminal only.
+
+    Returns
+    -------
+    xarray.Dataset
+        Means over all runs, by layer, head and t: ``share`` of the prompt's P tokens; ``sink``, of
+        the sequence's first token, which is BOS where there is one and the prompt's own first
+        token otherwise; ``rest``, of the prompt without the sequence's first token.
+
+    Raises
+    ------
+    Refused
+        P + T beyond the model's positions; no token.
+    """
+    head = [subject.bos] if bos and subject.bos is not None else []
+    prompt_tokens, (rows, horizon) = prompts.ids.shape[1], continuations.ids.shape
+    subject.check_room(prompt_tokens, horizon, len(head))
+    if min(prompt_tokens, rows, horizon) < 1:
+        raise Refused(f"P = {prompt_tokens}, C = {rows}, T = {horizon}: give at least 1 of each")
+    start, shape = len(head) + prompt_tokens, subject.anatomy
+    names = ("share", "sink", "rest")
+    sizes = (shape.layers, shape.heads, horizon)
+    seen = {name: torch.zeros(sizes, device=subject.device) for name in names}
+    now = slice(0, 0)
+
+    def begin(following: slice) -> None:
+        nonlocal now
+        now = following
+
+    def read(group: attend.Group) -> None:
+        skip = max(0, start - now.start)
+        oldest = now.stop - group.weights.shape[-1]  # a window's cache drops what came before
+        at = group.layer, group.heads, slice(max(0, now.start - start), max(0, now.stop - start))
+        for name, keys in (
+            ("share", (len(head), start)),
+            ("sink", (0, 1)),
+            ("rest", (max(1, len(head)), start)),
+        ):
+            first, end = (max(0, x - oldest) for x in keys)
+            seen[name][at] += group.weights[:, :, skip:, first:end].sum(-1).mean(0)
+
+    chunks = passes.cuts(start + horizon, chunk)
+    total, quiet = rows * len(chunks), None if progress is None else not progress
+    with (
+        tqdm(total=total, unit="chunk", desc="shares", disable=quiet, leave=False) as bar,
+        attend.observed(subject, read),
+    ):
+        for continuation in continuations.ids:
+            ids = passes.batch(head, prompts.ids, continuation)
+            passes.forward(subject, ids, chunks, begin, bar)
+    dims = ("layer", "head", "t")
+    return xr.Dataset(
+        {name: (dims, (seen[name] / rows).double().cpu().numpy()) for name in names},
+        coords={
+            "layer": np.arange(1, shape.layers + 1),
+            "head": np.arange(1, shape.heads + 1),
+            "t": np.arange(1, horizon + 1),
+        },
+        attrs={
+            **subject.provenance,
+            "prompt_tokens": prompt_tokens,
+            "horizon": horizon,
+            "bos": len(head),
+            "prompts_sha256": prompts.sha256,
+            "continuations_sha256": continuations.sha256,
+        },
+    )
