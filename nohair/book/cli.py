@@ -70,6 +70,10 @@ def measure(
         typer.Option(help="Fit from t to t; 16 to T when left out (1 to T if T < 64)."),
     ] = None,
     metric: Annotated[str, typer.Option(help="l2, relative or angle.")] = "l2",
+    bias: Annotated[
+        str, typer.Option(help="Strength λ of a bias against dilution, or `exact`, head by head.")
+    ] = "0",
+    bias_from: Annotated[int, typer.Option(help="t at which the bias is zero.")] = 16,
     bos: Annotated[bool, typer.Option(help="Let the tokenizer's own first token precede.")] = True,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, …")] = "auto",
@@ -97,6 +101,8 @@ def measure(
 
       nohair measure EleutherAI/pythia-70m --revision step1000 --window 32 1024
 
+      nohair measure tiny@step64 --bias 1 --horizon 960
+
       nohair measure ./my-model --prompt-tokens 64 --horizon 4096 --out pilot.nc
     """
     from nohair import decay, records
@@ -104,7 +110,18 @@ def measure(
     from nohair.lab.protocol import Protocol, run
     from nohair.summary import summarise
 
-    protocol = Protocol(prompts, prompt_tokens, continuations, horizon, continuation, bos, seed)
+    strength = bias if bias == "exact" else _number(bias)
+    protocol = Protocol(
+        prompts,
+        prompt_tokens,
+        continuations,
+        horizon,
+        continuation,
+        bos,
+        seed,
+        bias=strength,
+        bias_from=bias_from,
+    )
     window = window or (16 if horizon >= 64 else 1, horizon)
     decay.check_window(window, horizon)
     distances.check_metric(metric)
@@ -146,6 +163,13 @@ def stem(
     subject += [f"at {revision}"] if revision else []
     subject += [f"twin {twin}"] if twin else []
     return re.sub(r"[^\w.-]+", "-", " ".join([*subject, *changed])).strip("-._")
+
+
+def _number(bias: str) -> float:
+    try:
+        return float(bias)
+    except ValueError:
+        raise Refused(f"bias = {bias!r}: give a number (the strength λ) or exact") from None
 
 
 def given_model(spec: str) -> str:

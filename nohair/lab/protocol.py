@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import get_args
 
@@ -10,8 +13,9 @@ import xarray as xr
 
 from nohair import records
 from nohair.errors import Refused
-from nohair.lab import distances, texts
+from nohair.lab import bias, distances, texts
 from nohair.lab.models import Subject
+from nohair.lab.texts import Texts
 from nohair.places import TEXTS
 
 
@@ -35,6 +39,11 @@ class Protocol:
         Whether the tokenizer's own first token, if it has one, precedes each prompt.
     seed
         Of the choice of texts, of shuffling and of sampling.
+    bias
+        Strength λ of the bias on the prompt's logits, 0 for none; ``exact`` for the one that keeps
+        each head's share of the prompt as it is at t_0, found on these very texts.
+    bias_from
+        t_0, where the bias is zero.
     """
 
     prompts: int = 8
@@ -44,6 +53,8 @@ class Protocol:
     kind: str = "text"
     bos: bool = True
     seed: int = 0
+    bias: float | str = 0.0
+    bias_from: int = 16
 
     def __post_init__(self) -> None:
         """Refuse settings that no model can be measured with.
@@ -57,12 +68,16 @@ class Protocol:
             raise Refused(f"prompts = {self.prompts}: a distance needs at least 2 prompts")
         if not 0 <= self.seed < 2**32:
             raise Refused(f"seed = {self.seed}: give a whole number from 0 to {2**32 - 1}")
-        for name in ("prompt_tokens", "continuations", "horizon"):
+        for name in ("prompt_tokens", "continuations", "horizon", "bias_from"):
             if (value := getattr(self, name)) < 1:
                 raise Refused(f"{name} = {value}: ask for at least 1")
         if self.kind not in get_args(texts.Kind):
             kinds = ", ".join(get_args(texts.Kind))
             raise Refused(f"continuation kind {self.kind!r} is unknown; choose {kinds}")
+        if self.bias != "exact" and not (
+            isinstance(self.bias, int | float) and isfinite(self.bias)
+        ):
+            raise Refused(f"bias = {self.bias!r}: give a number (the strength λ) or 'exact'")
 
 
 def run(
@@ -114,8 +129,26 @@ def run(
         prompt=asked.ids[0],
         bos=protocol.bos,
     )
-    record = distances.measure(
-        subject, asked, shared, chunk=chunk, bos=protocol.bos, progress=progress
-    )
+    with _biased(subject, protocol, asked, shared, head) as measured:
+        record = distances.measure(
+            measured, asked, shared, chunk=chunk, bos=protocol.bos, progress=progress
+        )
     settings = {"protocol": asdict(protocol), **records.surroundings()}
     return record.assign_attrs(settings)
+
+
+@contextmanager
+def _biased(
+    subject: Subject, protocol: Protocol, prompts: Texts, continuations: Texts, head: int
+) -> Iterator[Subject]:
+    """Put the protocol's bias on the subject until the block ends."""
+    tokens, start = protocol.prompt_tokens, protocol.bias_from
+    if protocol.bias == "exact":
+        table = bias.preserving(subject, prompts, continuations, start, bos=protocol.bos)
+        about = {"strength": "exact", "start": start}
+        with bias.prompt_bias(subject, tokens, table, head=head, about=about) as biased:
+            yield biased
+    else:
+        strength = float(protocol.bias)
+        with bias.dilution_bias(subject, tokens, strength, start, head=head) as biased:
+            yield biased
