@@ -62,6 +62,9 @@ def observed(
 ) -> Iterator[None]:
     """Let the model use our attention; then undo it.
 
+    A model that shares its configuration uses it as well meanwhile, neither read nor biased here,
+    and is as before up to rounding.
+
     Parameters
     ----------
     subject
@@ -87,6 +90,7 @@ def observed(
     ) -> tuple[Tensor, None]:
         """Softmax attention; queries (K, heads, chunk, width), keys (K, key heads, seen, width)."""
         groups = query.unflatten(1, (key.shape[1], -1))  # type: ignore[no-untyped-call]
+        layer = layer_of.get(module)  # None in a model that shares the configuration
         hidden, out = hides(attention_mask[:, :1]), torch.empty_like(groups)
         given = attention_mask.masked_fill(hidden, 0.0)  # what an intervention added, if any
         for g in range(key.shape[1]):
@@ -96,14 +100,14 @@ def observed(
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
             biased = (logits + _of_heads(given, heads)).masked_fill(hidden, -inf)
-            if answer is not None:
-                biased = biased + answer(layer_of[module], heads, biased)
+            if answer is not None and layer is not None:
+                biased = biased + answer(layer, heads, biased)
             weights = biased.softmax(-1)
             out[:, g] = weights.to(value.dtype) @ value[:, g, None]
-            if read is not None:
+            if read is not None and layer is not None:
                 fresh = key[:, g, -query.shape[2] :]
                 found = (groups[:, g], fresh, logits, weights, hidden, scaling)
-                read(Group(layer_of[module], heads, *found))
+                read(Group(layer, heads, *found))
         return out.flatten(1, 2).transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation

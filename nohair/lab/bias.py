@@ -128,7 +128,8 @@ def prompt_bias(
     Raises
     ------
     Refused
-        P below 1, no such layer, an attention that takes no bias.
+        P below 1, no such layer, an attention that takes no bias, a bias of another shape or not
+        finite.
     Failed
         The bias let a later token move an earlier state; a table ends before the continuation.
     """
@@ -156,7 +157,8 @@ def prompt_bias(
     ]
     try:
         if handles:
-            _check_causal(subject, keys.stop)
+            given = inf if callable(schedule) else np.shape(schedule)[-1]  # a table may be short
+            _check_causal(subject, keys.stop + int(min(8, given)))
         described = {
             **(about or {"schedule": getattr(schedule, "__name__", "table")}),
             "prompt_tokens": prompt_tokens,
@@ -211,11 +213,14 @@ def preserving(
     Raises
     ------
     Refused
-        t_0 beyond the continuation; P + T beyond the model's positions.
+        t_0 beyond the continuation; P + T beyond the model's positions; no prompt, no
+        continuation.
     """
     head = [subject.bos] if bos and subject.bos is not None else []
-    prompt_tokens, horizon = prompts.ids.shape[1], continuations.ids.shape[1]
+    (count, prompt_tokens), (rows, horizon) = prompts.ids.shape, continuations.ids.shape
     subject.check_room(prompt_tokens, horizon, len(head))
+    if min(sizes := (count, prompt_tokens, rows)) < 1:
+        raise Refused("K = {}, P = {}, C = {}: give at least 1 of each".format(*sizes))
     if chunk < 1:
         raise Refused(f"chunk {chunk}: a forward pass needs at least 1 token")
     if not 1 <= start <= horizon:
@@ -316,13 +321,28 @@ class _Hooks:
         if not (asked.any() and given.any()):
             return None
         t = (query[asked] - self.keys.stop + 1).double().cpu().numpy()
-        values = np.asarray(self.schedule(t), float)
+        values, shape = np.asarray(self.schedule(t), float), self.subject.anatomy
+        _check_values(values, (shape.layers, shape.heads, len(t)))
         if values.ndim == 3:
             values = values[layer if len(values) > 1 else 0]
         rows = torch.from_numpy(np.atleast_2d(values)).to(query.device, dtype)
         bias = torch.zeros(len(rows), len(query), len(key), device=query.device, dtype=dtype)
         bias[:, asked] = rows[..., None] * given.to(dtype)
         return bias[None]
+
+
+def _check_values(values: Array, wanted: tuple[int, ...]) -> None:
+    try:
+        fits = np.broadcast_shapes(values.shape, wanted) == wanted
+    except ValueError:
+        fits = False
+    if not fits:
+        raise Refused(
+            f"bias of shape {values.shape}: give one that broadcasts to (layers, heads, positions)"
+            f" = {wanted}"
+        )
+    if not np.isfinite(values).all():
+        raise Refused(f"bias = {values[~np.isfinite(values)][0]}: give finite numbers")
 
 
 def _added(mask: Tensor | None, bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -337,9 +357,9 @@ def _added(mask: Tensor | None, bias: Tensor, query: Tensor, key: Tensor) -> Ten
 
 
 @torch.inference_mode()
-def _check_causal(subject: Subject, before: int) -> None:
+def _check_causal(subject: Subject, length: int) -> None:
     """See that the bias lets no later token move an earlier state."""
-    length = min(before + 8, subject.anatomy.context)
+    length = min(length, subject.anatomy.context)
     ids = torch.arange(length, device=subject.device)[None] % subject.model.config.vocab_size
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % subject.model.config.vocab_size

@@ -50,14 +50,14 @@ def measure(
         P + T beyond the model's positions; no token.
     """
     head = [subject.bos] if bos and subject.bos is not None else []
-    prompt_tokens, (rows, horizon) = prompts.ids.shape[1], continuations.ids.shape
+    (count, prompt_tokens), (rows, horizon) = prompts.ids.shape, continuations.ids.shape
     subject.check_room(prompt_tokens, horizon, len(head))
-    if min(prompt_tokens, rows, horizon) < 1:
-        raise Refused(f"P = {prompt_tokens}, C = {rows}, T = {horizon}: give at least 1 of each")
+    if min(sizes := (count, prompt_tokens, rows, horizon)) < 1:
+        raise Refused("K = {}, P = {}, C = {}, T = {}: give at least 1 of each".format(*sizes))
     start, shape = len(head) + prompt_tokens, subject.anatomy
     names = ("share", "sink", "rest")
-    sizes = (shape.layers, shape.heads, horizon)
-    seen = {name: torch.zeros(sizes, device=subject.device) for name in names}
+    space = (shape.layers, shape.heads, horizon)
+    seen = {name: torch.zeros(space, device=subject.device) for name in names}
     now = slice(0, 0)
 
     def begin(following: slice) -> None:
