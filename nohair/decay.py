@@ -60,6 +60,13 @@ class Fit:
             return "no decay measurable"
         return f"{self.alpha:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
+    @property
+    def trend(self) -> str:
+        """What the interval says: ``falls``, ``grows``, or ``level`` if it holds zero."""
+        if not self.measurable:
+            return "not measurable"
+        return "falls" if self.low > 0 else "grows" if self.high < 0 else "level"
+
     def curve(self, t: ArrayLike) -> Array:
         """Distance of the fitted form at `t`, in the unit of the data; nan if not measurable."""
         x = np.log(np.asarray(t, dtype=float))

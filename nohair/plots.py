@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import FancyBboxPatch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, SymmetricalLogLocator
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 from numpy.typing import ArrayLike
 from xarray import DataArray
@@ -211,6 +211,83 @@ def lines(ax: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y
     for i, (name, (where, values)) in enumerate(series.items()):
         colour, style = colours[i // 2 % 4], ("-", "--")[i % 2]
         ax.plot(where, values, color=colour, ls=style, label=name)
+    ax.set(xlabel=x, ylabel=y)
+    ax.legend()
+    return ax
+
+
+def training_axis(ax: Axes) -> Axes:
+    """Let the horizontal axis count steps of training: by doublings, with room for step 0."""
+    ax.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
+    ax.xaxis.set_major_locator(SymmetricalLogLocator(base=4, linthresh=1))
+    ax.xaxis.set_major_formatter("{x:.0f}")
+    ax.set(xlabel="step of training", xlim=(-0.2, None))
+    return ax
+
+
+def over_training(ax: Axes, series: Mapping[str, Mapping[int, Fit]], title: str = "") -> Axes:
+    """Draw α with its interval against the step of training, by name."""
+    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
+    for (name, fits), colour, mark in zip(series.items(), colours, "osD^", strict=False):
+        _band(ax, list(fits), list(fits.values()), colour, mark, name)
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.axhline(1, color=REFERENCE, ls=":")
+    ax.set(ylabel="α", title=title)
+    ax.legend()
+    return training_axis(ax)
+
+
+def checkpoints(ax: Axes, rows: Mapping[int, DataArray], title: str = "") -> Axes:
+    """Draw D(t), log-log, after one site at several steps of training, from dark to light."""
+    for order, (step, row) in enumerate(rows.items(), start=1):
+        t = row.t.to_numpy()
+        shown = np.unique(np.geomspace(1, t[-1], 160).round().astype(int)) - 1  # log-spaced
+        label = f"step {step}" if order in (1, (len(rows) + 1) // 2, len(rows)) else None
+        colour = layer_colour(order, len(rows))
+        ax.loglog(t[shown], row[shown], color=colour, lw=1.2, label=label)
+    ax.set(xlabel="t, position in the continuation", ylabel="distance D", title=title)
+    ax.legend(loc="lower left")
+    return ax
+
+
+def doses(
+    ax: Axes,
+    measured: Mapping[str, Mapping[float, Fit]],
+    laws: Mapping[str, Mapping[float, float]],
+    x: str,
+    title: str = "",
+) -> Axes:
+    """Draw α against the size of an intervention: measured, with intervals, and laws, dashed."""
+    colours, grey = (CONTROL, TRAINED, UNTRAINED, THIRD), ("--", ":", "-.")
+    for (name, fits), colour, mark in zip(measured.items(), colours, "osD^", strict=False):
+        _band(ax, list(fits), list(fits.values()), colour, mark, name)
+    for (name, values), style in zip(laws.items(), grey, strict=False):
+        ax.plot(list(values), list(values.values()), color=REFERENCE, ls=style, label=name)
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.set(xlabel=x, ylabel="α", title=title)
+    ax.legend()
+    return ax
+
+
+def _band(
+    ax: Axes, x: Sequence[float], fits: Sequence[Fit], colour: str, mark: str, name: str
+) -> None:
+    alpha, low, high = np.array([(f.alpha, f.low, f.high) for f in fits]).T
+    ax.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+    ax.plot(x, alpha, color=colour, marker=mark, ms=3.6, label=name)
+
+
+def signs(ax: Axes, groups: Mapping[str, tuple[ArrayLike, Sequence[Fit]]], x: str, y: str) -> Axes:
+    """Scatter fits with their intervals over what should have their sign, by name."""
+    colours = (CONTROL, TRAINED, UNTRAINED, THIRD)
+    for (name, (where, fits)), colour, mark in zip(groups.items(), colours, "osD^", strict=False):
+        alpha, low, high = np.array([(f.alpha, f.low, f.high) for f in fits]).T
+        error = [alpha - low, high - alpha]
+        ax.errorbar(
+            where, alpha, error, color=colour, marker=mark, ms=4, ls="", elinewidth=0.8, label=name
+        )
+    ax.axhline(0, color=INK, lw=0.7)
+    ax.axvline(0, color=INK, lw=0.7)
     ax.set(xlabel=x, ylabel=y)
     ax.legend()
     return ax

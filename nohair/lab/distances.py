@@ -150,6 +150,45 @@ def measure(
     )
 
 
+def within_prompts(subject: Subject, prompts: Texts, *, bos: bool = True) -> xr.DataArray:
+    """Measure how different the states of the prompts themselves are, position by position.
+
+    Parameters
+    ----------
+    subject
+        The model.
+    prompts
+        Ids of shape (K, P).
+    bos
+        Put the tokenizer's own first token before each prompt, if it has one.
+
+    Returns
+    -------
+    xarray.DataArray
+        Distance over norm, (layer, position), both averaged over prompts; positions count from 1
+        and start with BOS where there is one, ``layer`` is as in `measure`.
+
+    Raises
+    ------
+    Refused
+        Fewer than two prompts.
+    """
+    if len(prompts.ids) < 2:
+        raise Refused(f"{len(prompts.ids)} prompt: a distance needs at least 2 prompts")
+    head = [subject.bos] if bos and subject.bos is not None else []
+    ids = passes.batch(head, prompts.ids, prompts.ids[0, :0])
+    found = np.empty((subject.anatomy.layers + 1, ids.shape[1]))
+
+    def take(site: int, at: int, states: Tensor) -> None:
+        norms = _norms(states, _name(site, len(found)), at)
+        found[site] = (pairwise(states).mean(0) / norms.mean(0)).cpu()
+
+    with tqdm(disable=True) as bar:
+        _stream(subject, ids, [slice(0, ids.shape[1])], 0, take, bar)
+    coords = {"layer": np.arange(1, len(found) + 1), "position": np.arange(1, ids.shape[1] + 1)}
+    return xr.DataArray(found, coords, ("layer", "position"))
+
+
 def metric(record: xr.Dataset, name: str) -> xr.DataArray:
     r"""Express the measured distances in one of the `METRICS`.
 

@@ -215,6 +215,23 @@ def redraw(subject: Subject, seed: int) -> Subject:
     return replace(subject, model=model, provenance=subject.provenance | {"twin_seed": seed})
 
 
+def opened(subject: Subject) -> Subject:
+    """Give a subject a first token that all runs share, though its tokenizer puts none.
+
+    That is the tokenizer's begin-of-sequence token, or the one that ends a text.
+
+    Raises
+    ------
+    Refused
+        The tokenizer has neither.
+    """
+    tokenizer = subject.tokenizer
+    for token in (subject.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return replace(subject, bos=int(token))
+    raise Refused(f"{subject.name}: its tokenizer has no token that begins or ends a text")
+
+
 def _device(device: str) -> torch.device:
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)

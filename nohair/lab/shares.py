@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import xarray as xr
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from nohair import decay
 from nohair.errors import Refused
 from nohair.lab import attend, passes
 from nohair.lab.models import Subject
@@ -47,7 +51,7 @@ def measure(
     Raises
     ------
     Refused
-        P + T beyond the model's positions; no token.
+        P + T beyond the model's positions; no prompt, no continuation, no token.
     """
     head = [subject.bos] if bos and subject.bos is not None else []
     (count, prompt_tokens), (rows, horizon) = prompts.ids.shape, continuations.ids.shape
@@ -102,3 +106,35 @@ def measure(
             "continuations_sha256": continuations.sha256,
         },
     )
+
+
+def theta(
+    share: xr.DataArray, window: Sequence[float], strength: float = 0.0
+) -> NDArray[np.float64]:
+    r"""Fit how fast the competitors of a share grow beside it, over a window.
+
+    :math:`\theta = \lambda - d\,\mathrm{logit}\,\pi / d\log t`, with π measured *under* the bias:
+    λ > θ says that the share grows.
+
+    Parameters
+    ----------
+    share
+        Of `measure`, averaged over heads: (layer, t).
+    window
+        First and last t.
+    strength
+        λ of the bias that was on; 0 for none.
+
+    Returns
+    -------
+    numpy.ndarray
+        One θ per layer.
+
+    Raises
+    ------
+    Refused
+        A window that does not fit.
+    """
+    first, last = decay.check_window(window, float(share.t[-1]))
+    odds = share / (1 - share)
+    return np.array([strength + decay.fit(share.t, row, (first, last)).alpha for row in odds])
