@@ -108,7 +108,7 @@ REFUSALS = {
     "no continuation": (["smoke", "--continuations", "0"], "continuations = 0"),
     "no prompt": (["smoke", "--prompt-tokens", "0"], "prompt_tokens = 0"),
     "no model": ([""], "no model is named"),
-    "a revision of a preset": (["smoke", "--revision", "step1"], "only the hub has revisions"),
+    "a revision of a preset": (["smoke", "--revision", "step1"], "smoke has none; only the hub"),
     "device without data": (["smoke", "--device", "meta"], "meta"),
     "negative seed": (["smoke", "--seed", "-1"], "seed"),
     "endless seed": (["smoke", "--seed", "99999999999999999999"], "seed"),

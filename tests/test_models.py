@@ -14,7 +14,8 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from safetensors.torch import save_file
-from tiny_networks import byte_tokenizer, network, rows, wrap
+from refusals import refusal
+from tiny_networks import byte_tokenizer, network, rows, subject, wrap
 from transformers import BertConfig, MambaConfig
 
 from nohair.errors import Refused
@@ -170,6 +171,46 @@ def test_all_sources_measure_the_same(folder: Path, gguf: Path) -> None:
     for spec in (folder, gguf):
         found = measure(load(spec), prompts, shared, bos=False, progress=False).distance
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture
+def training_run(tmp_path: Path) -> Path:
+    """Two steps of one run, with one tokenizer above them."""
+    place = tmp_path / "run"
+    for step in (4, 16):
+        network("llama", seed=step).save_pretrained(place / f"step{step}")
+    byte_tokenizer(bos=True).save_pretrained(place)
+    return place
+
+
+def test_steps_of_a_run_are_its_revisions(training_run: Path) -> None:
+    fourth = load(training_run / "step4")
+    for named in (load(f"{training_run}@step4"), load(training_run, revision="step4")):
+        assert_same_weights(named.model, fourth.model)
+        assert named.bos == fourth.bos is not None
+        assert named.provenance["model"] == str(training_run)
+        assert named.provenance["revision"] == "step4"
+    last = load(training_run)  # by number, though step4 is the last by name
+    assert last.provenance["revision"] == "step16"
+    assert_same_weights(last.model, load(training_run / "step16").model)
+
+
+def test_the_shipped_family_has_its_steps(capfd: pytest.CaptureFixture[str]) -> None:
+    assert load("tiny").provenance["revision"] == "step2048"
+    first = load("tiny@step0")
+    assert first.provenance["model"] == "tiny"
+    assert first.anatomy.layers == 6
+    assert first.tokenizer.decode(first.tokenizer("the Union").input_ids) == "the Union"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_revisions_that_are_not_there_are_refused(training_run: Path) -> None:
+    assert "has no 'step5'; it has step4, step16" in refusal_of(f"{training_run}@step5")
+    assert "has none" in refusal_of(f"{training_run / 'step4'}@step4")
+    assert "smoke has none" in refusal_of("smoke@main")
+    assert "give one of them" in refusal_of("tiny@step1", revision="step2")
+    for half in ("tiny@", "@step1"):
+        assert "MODEL@REVISION" in refusal_of(half)
 
 
 @pytest.mark.parametrize("source", ["folder", "gguf"])

@@ -54,7 +54,9 @@ def _flush() -> None:
 @app.command()
 def measure(
     model: Annotated[str, typer.Argument(help="Preset, hub id, local folder or GGUF file.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub; also MODEL@REVISION.")
+    ] = None,
     twin: Annotated[
         str | None, typer.Option(help="Untrained counterpart: init, config or permuted.")
     ] = None,
@@ -174,20 +176,24 @@ def _number(bias: str) -> float:
 
 def given_model(spec: str) -> str:
     """Make the path of a model absolute: a chapter's kernel works in another folder."""
-    from nohair.lab.models import presets
+    from nohair.lab.models import presets, split
 
-    path = Path(spec).expanduser()
-    return str(path.resolve()) if spec not in presets() and path.exists() else spec
+    name, revision = split(spec)
+    path = Path(name).expanduser()
+    if name in presets() or not path.exists():
+        return spec
+    return str(path.resolve()) + (f"@{revision}" if revision else "")
 
 
 def _table(summary: dict[str, Any], distance: Any) -> None:
     horizon = summary["horizon"]
     mean = distance.mean(("continuation", "pair"))
     shown = sorted({1, min(16, horizon), min(128, horizon), horizon})
+    name = summary["model"] + (f"@{summary['revision']}" if summary["revision"] else "")
     twin = f", twin {summary['twin']}" if summary["twin"] else ""
     start, end = summary["window"]
     print(
-        f"{summary['model']}{twin}: {summary['metric']} distance, "
+        f"{name}{twin}: {summary['metric']} distance, "
         f"P = {summary['prompt_tokens']}, t in [{start}, {end}], {summary['level']:.0%} intervals"
     )
     heads = [f"D({t})" for t in shown]

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from nohair.errors import Refused
 from nohair.lab import anatomy, twins
-from nohair.places import PRESETS
+from nohair.places import DATA, PRESETS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -96,6 +96,7 @@ class _Source:
     config: dict[str, Any] | None = None
     initializer_range: float | None = None
     tokenizer: _Source | None = None
+    revision: str | None = None
     note: str = ""
 
 
@@ -132,9 +133,11 @@ def load(
     Parameters
     ----------
     spec
-        A preset's name, a hub id, a local folder, or a GGUF file.
+        A preset's name, a hub id, a local folder, or a GGUF file; what has revisions may name one:
+        ``tiny@step64``, ``EleutherAI/pythia-70m@step1000``.
     revision
-        Branch, tag or commit on the hub.
+        The same apart: branch, tag or commit on the hub, or a step of a run that ``nohair train``
+        made; by default the hub's ``main``, the run's last step.
     twin
         None for the model itself; ``init``, ``config`` or ``permuted`` for its untrained
         counterpart, see `nohair.lab.twins`. A preset without weights is an ``init`` twin
@@ -160,7 +163,11 @@ def load(
     if dtype not in DTYPES:
         raise Refused(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
     place = _device(device)
-    source = _locate(spec, revision)
+    name, at = split(spec)
+    if at is not None and revision is not None:
+        raise Refused(f"{spec} and revision {revision!r} name a revision each; give one of them")
+    revision = at or revision
+    source = _locate(name, revision)
     source.options["trust_remote_code"] = trust_remote_code
     with _quiet():
         config = _config(spec, source)
@@ -178,8 +185,8 @@ def load(
                 twins.permute(model, seed)
     model.to(place).eval().requires_grad_(False)
     provenance = {
-        "model": spec,
-        "revision": revision,
+        "model": name,
+        "revision": revision or source.revision,
         "commit": getattr(config, "_commit_hash", None),
         "weights_sha256": {p.name: _sha256(p) for p in source.files},
         "twin": twin,
@@ -189,6 +196,16 @@ def load(
         "note": source.note,
     }
     return Subject(spec, model, tokenizer, shape, _bos(tokenizer), provenance)
+
+
+def split(spec: str) -> tuple[str, str | None]:
+    """Take a revision off a model's name; one that is a preset or a path as it stands has none."""
+    name, mark, revision = spec.rpartition("@")
+    if not mark or spec in presets() or Path(spec).expanduser().exists():
+        return spec, None
+    if not (name and revision):
+        raise Refused(f"model {spec!r}: give MODEL@REVISION, or a model alone")
+    return name, revision
 
 
 def redraw(subject: Subject, seed: int) -> Subject:
@@ -249,8 +266,15 @@ def _locate(spec: str, revision: str | None) -> _Source:
         here = spec in presets() or path.exists()
     except OSError as error:
         raise Refused(f"model {spec[:40]!r}… cannot be a path ({error.strerror})") from None
+    if spec in presets() and "trained" in presets()[spec]:
+        return _step(spec, DATA / presets()[spec]["trained"], revision)
+    if path.is_dir() and not (path / "config.json").is_file() and any(path.glob("step*")):
+        return _step(spec, path, revision)
     if revision is not None and here:
-        raise Refused(f"revision {revision!r}: {spec} is on this disk, only the hub has revisions")
+        raise Refused(
+            f"revision {revision!r}: {spec} has none; only the hub and the folders of `nohair "
+            "train` do"
+        )
     if spec in presets():
         return _preset(spec, presets()[spec])
     if path.is_file():
@@ -259,8 +283,7 @@ def _locate(spec: str, revision: str | None) -> _Source:
         raise Refused(f"GGUF file {spec} does not exist; check the path")
     if path.is_dir():
         if (path / "config.json").is_file():
-            files = tuple(sorted(path.glob("*.safetensors")))
-            return _Source(str(path), {"local_files_only": True}, files)
+            return _folder(path)
         found = sorted(path.glob("*.gguf"))
         if len(found) == 1:
             return _gguf(found[0])
@@ -299,6 +322,24 @@ def _preset(name: str, entry: dict[str, Any]) -> _Source:
         initializer_range=entry.get("initializer_range"),
         note=entry.get("note", ""),
     )
+
+
+def _folder(path: Path) -> _Source:
+    files, local = tuple(sorted(path.glob("*.safetensors"))), {"local_files_only": True}
+    own, shared = ((place / "tokenizer_config.json").is_file() for place in (path, path.parent))
+    tokenizer = _Source(str(path.parent), local.copy()) if shared and not own else None
+    return _Source(str(path), local, files, tokenizer=tokenizer)
+
+
+def _step(spec: str, run: Path, revision: str | None) -> _Source:
+    """Find a step of a training run, the last unless named."""
+    steps = sorted(int(path.name[4:]) for path in run.glob("step*") if path.name[4:].isdigit())
+    names = [f"step{step}" for step in steps]
+    if revision is None and names:
+        revision = names[-1]
+    if revision not in names:
+        raise Refused(f"{spec} has no {revision or 'steps'!r}; it has {', '.join(names) or 'none'}")
+    return replace(_folder(run / revision), revision=revision)
 
 
 def _gguf(path: Path) -> _Source:
