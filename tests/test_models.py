@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
-from safetensors.torch import save_file
 from refusals import refusal
+from safetensors.torch import save_file
 from tiny_networks import byte_tokenizer, network, rows, subject, wrap
 from transformers import BertConfig, MambaConfig
 
@@ -260,6 +260,33 @@ def test_loading_is_silent_in_a_notebook(gguf: Path, capfd: pytest.CaptureFixtur
     """CASES 21: bars and advice would end up in the published page."""
     load(gguf)
     assert capfd.readouterr() == ("", "")
+
+
+# A first token for all
+
+
+def test_a_tokenizer_that_puts_no_first_token_may_have_one_for_all_runs() -> None:
+    whom = subject("llama")
+    found = models.opened(whom)
+    assert (whom.bos, found.bos) == (None, 0)
+    assert (found.model, found.tokenizer) == (whom.model, whom.tokenizer)
+    assert found.provenance == whom.provenance
+
+
+def test_a_text_without_a_beginning_begins_after_the_end_of_another() -> None:
+    whom = subject("llama")
+    whom.tokenizer.bos_token = None
+    assert models.opened(whom).bos == 1
+
+
+def test_a_first_token_that_is_put_anyway_stays() -> None:
+    assert models.opened(subject("llama", bos=7)).bos == 7
+
+
+def test_a_tokenizer_without_ends_opens_nothing() -> None:
+    whom = subject("llama")
+    whom.tokenizer.bos_token = whom.tokenizer.eos_token = None
+    assert "llama: its tokenizer has no token" in refusal(lambda: models.opened(whom))
 
 
 # What cannot
