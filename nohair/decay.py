@@ -63,7 +63,7 @@ class Fit:
     @property
     def trend(self) -> str:
         """What the interval says: ``falls``, ``grows``, or ``level`` if it holds zero."""
-        if not self.measurable:
+        if not self.low <= self.high:  # nan: nothing to measure, or no interval of an exponent
             return "not measurable"
         return "falls" if self.low > 0 else "grows" if self.high < 0 else "level"
 

@@ -1,6 +1,7 @@
 """Exponents: planted laws are recovered, impostors are named, intervals cover what they say."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -567,3 +568,38 @@ def test_a_fit_reads_as_a_number_with_its_interval():
     fitted = decay.fit(T, T**-0.5, (16, 1024))
     assert str(fitted) == "0.50 [0.50, 0.50]"
     assert str(decay.fit(T, 0 * T, (16, 1024))) == "no decay measurable"
+
+
+@pytest.mark.parametrize(
+    ("law", "trend"),
+    [
+        (T**-0.5, "falls"),
+        (T**0.5, "grows"),
+        (np.exp(0.1 * np.sin(T)), "level"),
+        (0 * T, "not measurable"),
+    ],
+)
+def test_a_trend_is_what_the_interval_says(law, trend):
+    assert decay.fit(T, law, WINDOW).trend == trend
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "trend"),
+    [
+        (0.1, 0.3, "falls"),
+        (-0.3, -0.1, "grows"),
+        (-0.1, 0.3, "level"),
+        (0.0, 0.3, "level"),
+        (-0.3, 0.0, "level"),
+    ],
+)
+def test_an_interval_that_holds_zero_has_no_direction(low, high, trend):
+    fitted = replace(decay.fit(T, T**-0.5, WINDOW), alpha=(low + high) / 2, low=low, high=high)
+    assert fitted.trend == trend
+
+
+@pytest.mark.parametrize("form", ["exponential", "offset_power"])
+def test_a_fit_without_an_interval_has_no_trend(form):
+    """One has no exponent, the other no interval for a single curve: nothing that holds zero."""
+    assert np.isnan(decay.fit(T, np.exp(-T / 200), WINDOW, form).low)
+    assert decay.fit(T, np.exp(-T / 200), WINDOW, form).trend == "not measurable"

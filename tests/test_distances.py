@@ -11,11 +11,12 @@ import pytest
 import torch
 import xarray as xr
 from numpy.typing import NDArray
+from refusals import refusal
 from tiny_networks import CONTEXT, NETWORKS, network, rows, subject, texts, wrap
 
 from nohair.errors import Failed, Refused
 from nohair.lab import anatomy
-from nohair.lab.distances import METRICS, measure, metric
+from nohair.lab.distances import METRICS, measure, metric, within_prompts
 from nohair.lab.models import Subject
 from nohair.lab.texts import Texts
 
@@ -370,6 +371,42 @@ def test_one_prompt_is_refused() -> None:
 def test_chunk_of_no_tokens_is_refused() -> None:
     with pytest.raises(Refused, match="chunk 0"):
         run(network("llama"), chunk=0)
+
+
+# The prompts themselves
+
+
+@pytest.mark.parametrize("bos", [None, 0])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "mistral", "gemma3_text"])
+def test_prompts_differ_by_what_their_hidden_states_do(name: str, bos: int | None) -> None:
+    whom = subject(name, bos=bos)
+    head = [] if bos is None else [bos]
+    found = within_prompts(whom, PROMPTS)
+    each = np.array([states(whom.model, [], [*head, *row]) for row in PROMPTS.ids])
+    gaps = [np.linalg.norm(each[a] - each[b], axis=-1) for a, b in combinations(range(3), 2)]
+    expected = np.mean(gaps, axis=0) / np.linalg.norm(each, axis=-1).mean(axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=ROUNDING)
+    assert found.dims == ("layer", "position")
+    assert found.layer.to_numpy().tolist() == [1, 2, 3, 4]
+    assert found.position.to_numpy().tolist() == list(range(1, P + len(head) + 1))
+    assert (found.sel(position=1) < ROUNDING).all() == (bos is not None)  # all begin alike with BOS
+    assert (found.sel(position=slice(1 + len(head), None)) > 0.1).all()
+
+
+def test_bos_before_prompts_can_be_left_out() -> None:
+    without = within_prompts(subject("llama", bos=0), PROMPTS, bos=False)
+    xr.testing.assert_equal(without, within_prompts(subject("llama"), PROMPTS))
+
+
+def test_prompts_that_are_the_same_do_not_differ() -> None:
+    same = within_prompts(subject("llama"), texts(PROMPTS.ids[[0, 0]]))
+    assert (same < ROUNDING).all()  # rows of one batch may round apart
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_prompts_do_not_differ_from_anything(count: int) -> None:
+    few = texts(PROMPTS.ids[:count])
+    assert f"{count} prompt" in refusal(lambda: within_prompts(subject("llama"), few))
 
 
 # What breaks

@@ -12,7 +12,7 @@ from refusals import refusal
 from test_anatomy import attention_calls
 from tiny_networks import CONTEXT, NETWORKS, rows, subject, texts
 
-from nohair.lab import attend, conditions, shares
+from nohair.lab import anatomy, attend, conditions, shares
 from nohair.lab.models import Subject
 
 P, T, K, C = 6, 23, 3, 2
@@ -145,3 +145,52 @@ def test_what_has_no_share_is_refused(
 ) -> None:
     whom = subject("llama")
     assert said in refusal(lambda: shares.measure(whom, prompts, continuations, **options))
+
+
+# How fast the competitors of a share grow
+
+THETAS = np.array([0.4, 1.0, -0.3])
+WINDOW = (4, 256)
+
+
+def planted(exponents: Any, scale: float = 3.0) -> xr.DataArray:
+    """π = 1 / (1 + c t^θ), by layer."""
+    t = np.arange(1, 257)
+    values = 1 / (1 + scale * t ** np.asarray(exponents, float)[:, None])
+    coords = {"layer": np.arange(1, 1 + len(values)), "t": t}
+    return xr.DataArray(values, coords, ("layer", "t"))
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, 1e4])
+def test_a_planted_theta_is_found_in_every_layer(scale: float) -> None:
+    # what 1 - π leaves of its digits where it is small
+    np.testing.assert_allclose(shares.theta(planted(THETAS, scale), WINDOW), THETAS, atol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.3, -0.2])
+def test_a_share_under_a_bias_gives_the_theta_that_the_bias_works_against(strength: float) -> None:
+    under = planted(THETAS - strength)  # the bias takes λ off the competitors' exponent
+    found = shares.theta(under, WINDOW, strength)
+    np.testing.assert_allclose(found, THETAS, atol=1e-9)
+    np.testing.assert_array_equal(under[:, -1] > under[:, 0], strength > found)
+
+
+def test_theta_is_read_within_the_window_alone() -> None:
+    early, late = planted([0.2]), planted([0.9])
+    share = early.where(early.t < 32, late)
+    assert shares.theta(share, (1, 31)) == pytest.approx([0.2], abs=1e-9)
+    assert shares.theta(share, (32, 256)) == pytest.approx([0.9], abs=1e-9)
+
+
+def test_uniform_attention_has_theta_one() -> None:
+    """Every key counts the same: all that follows the prompt competes, and it grows like t."""
+    whom = subject("llama")
+    for block in anatomy.blocks(whom.model):
+        block.get_submodule("self_attn.q_proj").weight.zero_()
+    found = measured(whom).share.mean("head")
+    np.testing.assert_allclose(shares.theta(found, (2, T)), 1, atol=1e-5)  # float32 shares
+
+
+@pytest.mark.parametrize("window", [(4, 257), (0, 16), (16, 4), (4,)])
+def test_a_window_outside_the_share_is_refused(window: tuple[int, ...]) -> None:
+    assert "window" in refusal(lambda: shares.theta(planted(THETAS), window))
