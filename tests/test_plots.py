@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from dataclasses import replace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -267,3 +268,132 @@ def test_fitted_curves_lie_beside_the_blocks_that_they_belong_to(ax, mean):
     ]
     names = {text.get_text() for text in ax.get_legend().get_texts()}
     assert names == {"block 1", "block 2", "block 4", "block 6", "effective relay"}
+
+
+def planted(*exponents):
+    """Of planted laws, with intervals of ± 0.1 and a little more upwards."""
+    exact = [decay.fit(T, T**-a, (4, 512)) for a in map(float, exponents)]
+    return [replace(fit, low=fit.alpha - 0.1, high=fit.alpha + 0.2) for fit in exact]
+
+
+def bands(ax):
+    """Lowest and highest y of every band."""
+    edges = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    return [(y.min(), y.max()) for y in edges]
+
+
+def legend(ax):
+    """The lines that the legend names, in its order."""
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    return {text.get_text(): lines[text.get_text()] for text in ax.get_legend().get_texts()}
+
+
+def test_the_axis_of_training_doubles_and_has_room_for_step_0(ax):
+    ax.plot([0, 1, 64, 2048], [3.0, 2.0, 1.0, 0.0])
+    assert plots.training_axis(ax) is ax
+    ax.figure.canvas.draw()
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "0", "1", "4", "16", "64", "256", "1024"
+    ]  # fmt: skip
+    left, right = ax.get_xlim()
+    assert left < 0
+    assert right >= 2048
+    x = [ax.transData.transform((step, 0))[0] for step in (0, 1, 2, 64, 128, 2048)]
+    assert x == sorted(set(x))
+    assert x[2] - x[1] == pytest.approx(x[4] - x[3])  # a doubling is a doubling anywhere
+    assert ax.get_xlabel() == "step of training"
+
+
+def test_exponents_over_training_lie_at_their_steps_inside_their_intervals(ax):
+    steps = (0, 1, 64, 2048)
+    series = {
+        "llama": dict(zip(steps, planted(0.9, 0.8, 0.3, -0.2), strict=True)),
+        "pythia": dict(zip(steps, planted(0.7, 0.6, 0.5, 0.4), strict=True)),
+    }
+    assert plots.over_training(ax, series, title="after block 6") is ax
+    drawn = legend(ax)
+    assert list(drawn) == list(series)
+    for name, values in series.items():
+        assert list(drawn[name].get_xdata()) == list(steps)
+        assert list(drawn[name].get_ydata()) == [fit.alpha for fit in values.values()]
+    assert bands(ax)[0] == pytest.approx((-0.3, 1.1), abs=1e-9)
+    assert bands(ax)[1] == pytest.approx((0.3, 0.9), abs=1e-9)
+    assert len({line.get_color() for line in drawn.values()}) == 2
+    levels = [line.get_ydata()[0] for line in ax.get_lines() if line not in drawn.values()]
+    assert levels == [0, 1]
+    assert (ax.get_xscale(), ax.get_ylabel()) == ("symlog", "α")
+    assert ax.get_title(loc="left") == "after block 6"
+
+
+def test_an_exponent_that_is_not_measurable_leaves_a_gap(ax):
+    nothing = decay.fit(T, 0.0 * T, (4, 512))
+    before, after = planted(0.9, 0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.over_training(ax, {"one": {0: before, 1: nothing, 2: after}})
+    np.testing.assert_array_equal(np.isnan(legend(ax)["one"].get_ydata()), [False, True, False])
+
+
+def test_checkpoints_are_named_first_middle_and_last_and_grow_lighter(ax, mean):
+    rows = {step: mean[i] for i, step in enumerate((0, 1, 16, 256, 2048))}
+    assert plots.checkpoints(ax, rows, title="final norm") is ax
+    lines = ax.get_lines()
+    for line, row in zip(lines, rows.values(), strict=True):
+        t = line.get_xdata()
+        assert (t[0], t[-1]) == (1, 512)
+        np.testing.assert_array_equal(line.get_ydata(), row.sel(t=t))
+    assert list(legend(ax)) == ["step 0", "step 16", "step 2048"]
+    assert [lines.index(line) for line in legend(ax).values()] == [0, 2, 4]
+    light = [sum(mpl.colors.to_rgb(line.get_color())) for line in lines]
+    assert light == sorted(set(light))
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert ax.get_title(loc="left") == "final norm"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [((7,), ["step 7"]), ((0, 7), ["step 0", "step 7"])]
+)
+def test_one_or_two_checkpoints_are_each_named_once(ax, mean, steps, expected):
+    plots.checkpoints(ax, {step: mean[i] for i, step in enumerate(steps)})
+    assert list(legend(ax)) == expected
+
+
+def test_doses_are_measured_in_colour_and_foretold_in_grey(ax):
+    strengths = (0.0, 0.5, 1.0)
+    measured = {
+        "all blocks": dict(zip(strengths, planted(0.8, 0.4, -0.1), strict=True)),
+        "block 1": dict(zip(strengths, planted(0.8, 0.7, 0.6), strict=True)),
+    }
+    laws = {"uniform": {0.0: 1.0, 1.0: 0.0}, "relay": {0.0: 0.8, 0.5: 0.3, 1.0: 0.1}}
+    assert plots.doses(ax, measured, laws, "λ", title="tiny") is ax
+    drawn = legend(ax)
+    assert list(drawn) == [*measured, *laws]
+    for name, values in measured.items():
+        assert list(drawn[name].get_xdata()) == list(strengths)
+        assert list(drawn[name].get_ydata()) == [fit.alpha for fit in values.values()]
+        assert drawn[name].get_linestyle() == "-"
+    for name, law in laws.items():
+        assert list(drawn[name].get_xdata()) == list(law)
+        assert list(drawn[name].get_ydata()) == list(law.values())
+        assert drawn[name].get_color() == plots.REFERENCE
+    assert bands(ax)[0] == pytest.approx((-0.2, 1.0), abs=1e-9)
+    assert len({line.get_color() for line in drawn.values()}) == 3
+    assert len({drawn[name].get_linestyle() for name in laws} - {"-"}) == 2
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(loc="left")) == ("λ", "α", "tiny")
+
+
+def test_signs_show_each_fit_with_its_interval_over_what_foretells_it(ax):
+    groups = {"step 0": ([0.5, -0.4], planted(0.6, -0.2)), "step 2048": ([0.1], planted(0.3))}
+    assert plots.signs(ax, groups, "θ - λ", "α") is ax
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(groups)
+    assert [drawn.get_label() for drawn in ax.containers] == list(groups)
+    for drawn, (where, values) in zip(ax.containers, groups.values(), strict=True):
+        points, _, (interval,) = drawn
+        np.testing.assert_array_equal(points.get_xdata(), where)
+        np.testing.assert_array_equal(points.get_ydata(), [fit.alpha for fit in values])
+        assert points.get_linestyle() == "None"
+        ends = [segment[:, 1] for segment in interval.get_segments()]
+        np.testing.assert_allclose(ends, [(fit.low, fit.high) for fit in values])
+    zeros = [line.get_data() for line in ax.get_lines()[-2:]]
+    assert [list(zeros[0][1]), list(zeros[1][0])] == [[0, 0], [0, 0]]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("θ - λ", "α")
