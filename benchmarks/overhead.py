@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 
-from nohair.lab import conditions, distances, models, texts
+from nohair.lab import bias, conditions, distances, models, texts
 from nohair.lab.models import Subject
 from nohair.lab.texts import Texts
 from nohair.places import ROOT
@@ -46,6 +46,15 @@ def with_floor(subject: Subject, prompts: Texts, continuation: Texts) -> None:
     distances.measure(subject, prompts, continuation, floor=True)
 
 
+def biased(subject: Subject, prompts: Texts, continuation: Texts) -> None:
+    with bias.dilution_bias(subject, prompts.ids.shape[1], strength=1.0) as under:
+        streamed(under, prompts, continuation)
+
+
+def preserving(subject: Subject, prompts: Texts, continuation: Texts) -> None:
+    bias.preserving(subject, prompts, continuation)
+
+
 def inspected(subject: Subject, prompts: Texts, continuation: Texts) -> None:
     conditions.inspect(subject, prompts, continuation)
 
@@ -67,6 +76,8 @@ WAYS: dict[str, Callable[[Subject, Texts, Texts], None]] = {
     "bare": bare,
     "streamed": streamed,
     "with_floor": with_floor,
+    "biased": biased,
+    "preserving": preserving,
     "inspected": inspected,
     "pairwise": pairwise,
 }
@@ -74,6 +85,8 @@ TITLES = {
     "bare": "bare forward pass, no logits",
     "streamed": "streamed measurement",
     "with_floor": "streamed measurement with its floor",
+    "biased": "streamed measurement under a bias, λ = 1",
+    "preserving": "finding the bias that keeps every head's share of the prompt",
     "inspected": "conditions and constants of the theorem, norms of the weights included",
     "pairwise": "pair by pair, `output_hidden_states=True`",
 }
