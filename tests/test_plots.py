@@ -271,7 +271,7 @@ def test_fitted_curves_lie_beside_the_blocks_that_they_belong_to(ax, mean):
 
 
 def planted(*exponents):
-    """Of planted laws, with intervals of ± 0.1 and a little more upwards."""
+    """Fits of power laws, in intervals that reach 0.1 down and 0.2 up."""
     exact = [decay.fit(T, T**-a, (4, 512)) for a in map(float, exponents)]
     return [replace(fit, low=fit.alpha - 0.1, high=fit.alpha + 0.2) for fit in exact]
 
