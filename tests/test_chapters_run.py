@@ -41,6 +41,19 @@ SMALL = {
         "seeds": 2,
         "explore_gains": [0.5],
     },
+    "04_bias": {
+        "model": "smoke-4",
+        "steps": [0, 64, 512],
+        "stages": [64, 512],
+        "others": ["tiny-llama@step64"],
+        "prompt_tokens": 8,
+        "horizon": 256,
+        "prompts": 3,
+        "continuations": 1,
+        "strengths": [0.0, 0.5, 1.0],
+        "bias_from": 8,
+        "window": [8, 256],
+    },
 }
 
 # What those parameters leave in the outputs: the subject, and the window in the verdict on laws.
@@ -50,6 +63,8 @@ TRACES = {
     "02_theorem": ["smoke-4", f"{3 * 4 * 256 * 2:,}"],
     # networks of 2, 4 and 4 blocks, P = 8 and 16: so many exponents compared
     "03_relay": ["smoke-4 config", f"{(2 + 4 + 4) * 2}", "8 and 16"],
+    # stages, the other family and the large subject; a longer prompt; late positions
+    "04_bias": ["step 512", "tiny-llama@step64", "smoke-4", f"P = {4 * 8}", "t in [64, 256]"],
 }
 
 

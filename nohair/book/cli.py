@@ -225,6 +225,53 @@ def _draw(distance: Any, last: Fit, path: Path) -> Path:
 
 
 @app.command()
+def train(
+    family: Annotated[str, typer.Option(help="gpt_neox or llama.")] = "gpt_neox",
+    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the texts.")] = 0,
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = 2048,
+    batch: Annotated[int, typer.Option(help="Rows per step.")] = 8,
+    context: Annotated[int, typer.Option(help="Tokens per row.")] = 1024,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    keep: Annotated[
+        list[int] | None, typer.Option(help="Keep the weights of this step; all when left out.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Folder of *.txt; the State of the Union when left out.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; _build/train/… when left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small model and keep its checkpoints at steps 0, 1, 2, 4, … and the last.
+
+    After an interrupt the same command goes on where it stopped. The families that come with the
+    book were made by these three:
+
+      nohair train
+
+      nohair train --seed 1 --steps 512 --keep 64 --keep 512
+
+      nohair train --family llama --steps 512 --keep 64 --keep 512
+
+    What was trained is a model like any other: nohair measure _build/train/gpt_neox-seed0@step64
+    """
+    from nohair.lab import corpus as texts
+    from nohair.lab import training
+
+    recipe = training.Recipe(family, seed, steps, batch, context, rate, kept=keep)
+    folder = out or places.BUILD / "train" / f"{family}-seed{seed}"
+    done = []
+    for checkpoint in training.train(recipe, texts.read(corpus), folder):
+        done.append({**checkpoint.__dict__, "folder": str(checkpoint.folder or "")})
+        if not as_json:
+            where = checkpoint.folder or "not kept"
+            print(f"step {checkpoint.step:>6}  held-out loss {checkpoint.held_out:.4f}  {where}")
+    if as_json:
+        print(json.dumps({"folder": str(folder), "checkpoints": done}))
+
+
+@app.command()
 def run(
     chapter: Annotated[str, typer.Argument(help="Number or name of a chapter, or `all`.")],
     model: Annotated[str | None, typer.Option(help="Short for -p model=…")] = None,

@@ -69,6 +69,8 @@ class Recipe:
     rate, warmup, weight_decay
         AdamW with betas 0.9 and 0.95: the rate rises over `warmup` steps to `rate` and falls along
         a cosine to a tenth of it; gradients are clipped to norm 1.
+    kept
+        Checkpoints whose weights are written; None for all.
     """
 
     family: str = "gpt_neox"
@@ -79,6 +81,7 @@ class Recipe:
     rate: float = 3e-3
     warmup: int = 64
     weight_decay: float = 0.1
+    kept: list[int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a recipe that cannot be followed."""
@@ -91,10 +94,13 @@ class Recipe:
                 raise Refused(f"{name} = {value}: ask for at least 1")
         if not 2 <= self.context <= POSITIONS:
             raise Refused(f"context = {self.context}: give 2 to {POSITIONS} tokens")
+        if wrong := [step for step in self.kept or () if step not in self.checkpoints]:
+            choices = ", ".join(map(str, self.checkpoints))
+            raise Refused(f"step {wrong[0]} is no checkpoint of this run; choose from {choices}")
 
     @property
     def checkpoints(self) -> list[int]:
-        """Steps whose weights are kept: 0, the powers of two, the last."""
+        """Steps at which the held-out loss is measured: 0, the powers of two, the last."""
         powers = [2**k for k in range(self.steps.bit_length()) if 2**k < self.steps]
         return [0, *powers, self.steps]
 
@@ -108,11 +114,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A step whose weights were kept, its held-out loss in nats per token."""
+    """A step, its held-out loss in nats per token, and where its weights are, if they are kept."""
 
     step: int
     held_out: float
-    folder: Path
+    folder: Path | None
 
 
 def train(
@@ -155,7 +161,7 @@ def train(
         total=recipe.steps, initial=run.step, unit="step", desc="training", disable=quiet
     ) as bar:
         while True:
-            if run.step in recipe.checkpoints and run.unsaved:
+            if run.step in recipe.checkpoints and not run.tested:
                 yield run.checkpoint(held_out)
             if run.step == recipe.steps:
                 break
@@ -256,10 +262,10 @@ class _Run:
             eos_token_id=ends,
         )
         self.model = twins.fresh(config, "init", recipe.seed, torch.float32).train()
-        decayed = [p for p in self.model.parameters() if p.ndim > 1]
-        plain = [p for p in self.model.parameters() if p.ndim == 1]
+        weights = list(self.model.parameters())
+        plain: dict[str, Any] = {"params": [p for p in weights if p.ndim == 1], "weight_decay": 0.0}
         self.optimiser = torch.optim.AdamW(
-            [{"params": decayed}, {"params": plain, "weight_decay": 0.0}],
+            [{"params": [p for p in weights if p.ndim > 1]}, plain],
             betas=(0.9, 0.95),
             weight_decay=recipe.weight_decay,
         )
@@ -267,8 +273,9 @@ class _Run:
         self.log: list[dict[str, Any]] = []
 
     @property
-    def unsaved(self) -> bool:
-        return not (self.folder / f"step{self.step}").exists()
+    def tested(self) -> bool:
+        """Whether this step's held-out loss is known."""
+        return any(row["step"] == self.step and row["held_out"] != "" for row in self.log)
 
     def advance(self, rows: torch.Tensor) -> float:
         """Take one step; its loss in nats per token, before the step."""
@@ -284,25 +291,34 @@ class _Run:
         return float(loss.detach())
 
     def checkpoint(self, held_out: torch.Tensor) -> Checkpoint:
-        """Keep the weights in float16, and the held-out loss of what is kept in float32."""
-        loss = self._loss(held_out)
-        self.log.append({"step": self.step, "loss": "", "held_out": round(loss, 5)})
+        """Measure the held-out loss, and write the weights if they are kept.
+
+        The step counts as tested only once its folder is there: an interrupt in between repeats it.
+        """
+        kept = self.recipe.kept is None or self.step in self.recipe.kept
+        found = Checkpoint(self.step, self._loss(held_out), self._written() if kept else None)
+        self.log.append({"step": self.step, "loss": "", "held_out": round(found.held_out, 5)})
         self.keep()
+        return found
+
+    def _written(self) -> Path:
+        """Write the weights in float16 to a folder of their own."""
         folder = self.folder / f"step{self.step}"
         work = folder.with_name(f".{folder.name}")
-        shutil.rmtree(work, ignore_errors=True)
+        for left in (work, folder):
+            shutil.rmtree(left, ignore_errors=True)
         work.mkdir()
         half = deepcopy(self.model).half()
         half.config.dtype, half.config.architectures = torch.float16, [type(half).__name__]
         half.config.save_pretrained(work)
         save_model(half, str(work / "model.safetensors"), metadata={"format": "pt"})
-        work.replace(folder)
-        return Checkpoint(self.step, loss, folder)
+        return work.replace(folder)
 
     @torch.inference_mode()
     def _loss(self, rows: torch.Tensor) -> float:
         self.model.eval()
-        losses = [float(self.model(row, labels=row).loss) for row in rows.split(self.recipe.batch)]
+        parts = torch.split(rows, self.recipe.batch)
+        losses = [float(self.model(part, labels=part).loss) for part in parts]
         self.model.train()
         return float(np.mean(losses))
 
