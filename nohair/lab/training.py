@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -150,10 +150,11 @@ def train(
         "corpus": corpus.name,
         "corpus_sha256": corpus.sha256,
     }
-    _claim(folder, described)
+    _check(folder, described)
     tokenizer = _tokenizer(folder, corpus, BEGINS[recipe.family])
     rows = _Rows(recipe, _stream(tokenizer, corpus.trained), tokenizer)
     held_out = _Rows(recipe, _stream(tokenizer, corpus.held_out), tokenizer).in_order(HELD_OUT_ROWS)
+    _begin(folder, described, tokenizer)
     run = _Run(recipe, tokenizer, folder)
     run.resume()
     quiet = None if progress is None else not progress
@@ -172,8 +173,14 @@ def train(
     run.finish(described)
 
 
-def _claim(folder: Path, described: dict[str, Any]) -> None:
-    """Make the folder this run's own, or see that it is."""
+def kept_step(folder: Path) -> int:
+    """Say from which step an interrupted run in this folder goes on; 0 if it kept nothing yet."""
+    kept = folder / "state.pt"
+    return int(torch.load(kept, weights_only=True)["step"]) if kept.exists() else 0
+
+
+def _check(folder: Path, described: dict[str, Any]) -> None:
+    """Refuse a folder that is neither free nor this run's own."""
     if (folder / "recipe.json").exists():
         raise Refused(f"{folder} holds a finished run; name another folder with --out")
     begun = folder / "begun.json"
@@ -183,35 +190,39 @@ def _claim(folder: Path, described: dict[str, Any]) -> None:
                 f"{folder} holds an unfinished run of another recipe or corpus; name another "
                 "folder with --out, or give the same options to go on with it"
             )
-        return
-    if folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty and holds no run; name another folder with --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(begun, json.dumps(described, indent=1) + "\n")
+
+
+def _begin(folder: Path, described: dict[str, Any], tokenizer: Any) -> None:
+    """Make the folder this run's own; what a state was kept after is all there already."""
+    if not (folder / "state.pt").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "begun.json", json.dumps(described, indent=1) + "\n")
+        tokenizer.save_pretrained(folder)
 
 
 def _tokenizer(folder: Path, corpus: Corpus, begins: bool) -> Any:
-    """Train a byte-level BPE on the texts that are trained on, and save it, or read it again."""
-    if not (folder / "tokenizer_config.json").exists():
-        bpe = Tokenizer(models.BPE())
-        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        bpe.decoder = decoders.ByteLevel()
-        bpe.train_from_iterator(
-            corpus.trained,
-            trainers.BpeTrainer(
-                vocab_size=VOCABULARY,
-                special_tokens=[END],
-                initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                show_progress=False,
-            ),
+    """Read the tokenizer of the run, or train a byte-level BPE on the texts that are trained on."""
+    if (folder / "state.pt").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        corpus.trained,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    if begins:
+        bpe.post_processor = processors.TemplateProcessing(
+            single=f"{END} $A", special_tokens=[(END, bpe.token_to_id(END))]
         )
-        if begins:
-            bpe.post_processor = processors.TemplateProcessing(
-                single=f"{END} $A", special_tokens=[(END, bpe.token_to_id(END))]
-            )
-        fast = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END)
-        fast.save_pretrained(folder)
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END)
 
 
 def _stream(tokenizer: Any, texts: Sequence[str]) -> NDArray[np.int64]:
@@ -311,7 +322,9 @@ class _Run:
         half = deepcopy(self.model).half()
         half.config.dtype, half.config.architectures = torch.float16, [type(half).__name__]
         half.config.save_pretrained(work)
-        save_model(half, str(work / "model.safetensors"), metadata={"format": "pt"})
+        # save_model would note the tied weight beside the format, in an order that is random.
+        once = {name: weight.detach() for name, weight in half.named_parameters()}
+        save_file(once, work / "model.safetensors", metadata={"format": "pt"})
         return work.replace(folder)
 
     @torch.inference_mode()
@@ -320,7 +333,7 @@ class _Run:
         parts = torch.split(rows, self.recipe.batch)
         losses = [float(self.model(part, labels=part).loss) for part in parts]
         self.model.train()
-        return float(np.mean(losses))
+        return float(np.average(losses, weights=[len(part) for part in parts]))
 
     def keep(self) -> None:
         """Keep all that going on from here needs."""
@@ -356,9 +369,9 @@ class _Run:
             "threads": torch.get_num_threads(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
+        _write(self.folder / "recipe.json", json.dumps(described | surroundings, indent=1) + "\n")
         (self.folder / "state.pt").unlink()
         (self.folder / "begun.json").unlink()
-        _write(self.folder / "recipe.json", json.dumps(described | surroundings, indent=1) + "\n")
 
 
 def _write(path: Path, text: str) -> None:
