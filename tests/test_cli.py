@@ -298,8 +298,106 @@ def test_models_and_doctor_speak_json(nohair):
     }
 
 
-@pytest.mark.parametrize("verb", ["measure", "run", "build", "check", "models", "doctor"])
+@pytest.mark.parametrize("verb", ["measure", "train", "run", "build", "check", "models", "doctor"])
 def test_every_verb_has_help_with_an_example(nohair, verb):
     code, said, _ = nohair(verb, "--help")
     assert code == 0
     assert f"nohair {verb}" in said.split("Example", 1)[1]
+
+
+# nohair train
+
+BRIEF = ["--batch", "1", "--context", "32", "--keep", "2"]
+
+
+@pytest.fixture
+def stories(tmp_path):
+    """A corpus of twelve texts, and where a run on it goes."""
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for i in range(12):
+        (folder / f"{i:02d}.txt").write_text(f"Once {i} hairs fell into a hole. " * 8)
+    return ["train", "--corpus", folder, "--out", tmp_path / "run", *BRIEF]
+
+
+def test_train_prints_one_json_object_and_leaves_what_was_asked_for(nohair, tmp_path, stories):
+    run = tmp_path / "run"
+    code, said, complaints = nohair(*stories, "--steps", 2, "--json")
+    assert (code, complaints) == (0, "")
+    printed = json.loads(said)
+    assert printed["folder"] == str(run)
+    assert [c["step"] for c in printed["checkpoints"]] == [0, 1, 2]
+    assert [c["folder"] for c in printed["checkpoints"]] == ["", "", str(run / "step2")]
+    assert all(7 < c["held_out"] < 8.5 for c in printed["checkpoints"])  # ln 2048 = 7.62
+    recipe = json.loads((run / "recipe.json").read_text())["recipe"]
+    assert (recipe["steps"], recipe["batch"], recipe["context"]) == (2, 1, 32)
+    assert [path.name for path in run.glob("step*")] == ["step2"]
+
+
+def test_train_prints_each_checkpoint_on_a_line(nohair, tmp_path, stories):
+    code, said, complaints = nohair(*stories, "--steps", 2, "--family", "llama", "--seed", 3)
+    assert (code, complaints) == (0, "")
+    lines = [re.split(r"  +", line) for line in said.splitlines()]
+    assert [line[:2] for line in lines] == [["step", str(step)] for step in (0, 1, 2)]
+    assert all(re.fullmatch(r"held-out loss \d\.\d{4}", line[2]) for line in lines)
+    assert [line[3] for line in lines] == ["not kept", "not kept", str(tmp_path / "run" / "step2")]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--steps", "1"], "step 2 is no checkpoint"),
+        (["--steps", "0"], "steps = 0"),
+        (["--steps", "2", "--family", "gpt2"], "gpt_neox, llama"),
+        (["--steps", "2", "--corpus", "nowhere"], "nowhere holds 0"),
+        (["--steps", "2", "--context", "1024"], "smaller context"),
+    ],
+)
+def test_train_refuses_in_one_line_and_writes_nothing(nohair, tmp_path, stories, words, named):
+    code, said, complaints = nohair(*stories, *words)
+    assert (code, said, len(complaints.splitlines())) == (2, "", 1)
+    assert complaints.startswith("nohair: ")
+    assert named in complaints
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("before", "goes_on"), [(0, 0), (1, 1), (3, 2)])
+def test_an_interrupted_training_says_where_it_goes_on_and_does(
+    nohair, tmp_path, stories, monkeypatch, before, goes_on
+):
+    from nohair.lab import training
+
+    advance = training._Run.advance
+
+    def interrupted(run, rows):
+        if run.step == before:
+            raise KeyboardInterrupt
+        return advance(run, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Run, "advance", interrupted)
+        code, _, complaints = nohair(*stories, "--steps", 4)
+    assert code == 130
+    assert complaints == (f"nohair: interrupted; the same command goes on from step {goes_on}\n")
+    code, said, complaints = nohair(*stories, "--steps", 4)
+    assert (code, complaints) == (0, "")
+    assert [int(line.split()[1]) for line in said.splitlines()] == [
+        step for step in (0, 1, 2, 4) if step > goes_on
+    ]
+    assert (tmp_path / "run" / "recipe.json").exists()
+    code, _, complaints = nohair(*stories, "--steps", 4)
+    assert code == 2
+    assert "finished run" in complaints
+    assert len(complaints.splitlines()) == 1
+
+
+def test_a_training_interrupted_before_its_first_step_says_so(nohair, stories, monkeypatch):
+    from nohair.lab import corpus
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus, "read", interrupted)
+    code, said, complaints = nohair(*stories, "--steps", 2)
+    assert (code, said) == (130, "")
+    assert complaints == "nohair: interrupted; the same command goes on from step 0\n"

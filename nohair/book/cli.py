@@ -245,8 +245,8 @@ def train(
 ) -> None:
     """Train a small model and keep its checkpoints at steps 0, 1, 2, 4, … and the last.
 
-    After an interrupt the same command goes on where it stopped. The families that come with the
-    book were made by these three:
+    After an interrupt the same command goes on where it stopped. Examples, which made the families
+    that come with the book:
 
       nohair train
 
@@ -262,11 +262,16 @@ def train(
     recipe = training.Recipe(family, seed, steps, batch, context, rate, kept=keep)
     folder = out or places.BUILD / "train" / f"{family}-seed{seed}"
     done = []
-    for checkpoint in training.train(recipe, texts.read(corpus), folder):
-        done.append({**checkpoint.__dict__, "folder": str(checkpoint.folder or "")})
-        if not as_json:
-            where = checkpoint.folder or "not kept"
-            print(f"step {checkpoint.step:>6}  held-out loss {checkpoint.held_out:.4f}  {where}")
+    try:
+        for checkpoint in training.train(recipe, texts.read(corpus), folder):
+            done.append({**checkpoint.__dict__, "folder": str(checkpoint.folder or "")})
+            if not as_json:
+                step, loss, where = checkpoint.step, checkpoint.held_out, checkpoint.folder
+                print(f"step {step:>6}  held-out loss {loss:.4f}  {where or 'not kept'}")
+    except KeyboardInterrupt:
+        at = training.kept_step(folder)
+        print(f"nohair: interrupted; the same command goes on from step {at}", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({"folder": str(folder), "checkpoints": done}))
 
