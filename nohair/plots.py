@@ -9,8 +9,10 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import MaxNLocator, SymmetricalLogLocator
 from matplotlib_inline.backend_inline import set_matplotlib_formats
@@ -23,6 +25,8 @@ from nohair.decay import ABOVE_FLOOR, Comparison, Fit
 # Okabe and Ito's colours, told apart by every common kind of colour vision.
 TRAINED, UNTRAINED, CONTROL, THIRD = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, PAPER, REFERENCE = "#20262d", "#fcfcfa", "#646c75"
+# Subjects and stages, in the order in which a figure names them.
+COLOURS, MARKS = (TRAINED, UNTRAINED, CONTROL, THIRD, INK), "osD^v"
 METRIC_LABELS = {
     "l2": "distance D",
     "relative": "relative distance",
@@ -34,6 +38,17 @@ def use() -> None:
     """Switch to the book's style, and notebooks to SVG that is the same for the same data."""
     plt.style.use(Path(__file__).with_name("book.mplstyle"))
     set_matplotlib_formats("svg", metadata={"Date": None})
+
+
+def one_legend(figure: Figure, ncols: int = 2) -> None:
+    """Replace the legends of all panels by one below them, each name once."""
+    named: dict[str, Artist] = {}
+    for ax in figure.axes:
+        handles, names = ax.get_legend_handles_labels()
+        named |= dict(zip(names, handles, strict=True))
+        if ax.get_legend() is not None:
+            ax.get_legend().remove()
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=ncols)
 
 
 def layer_colour(layer: int, layers: int) -> Any:
@@ -205,11 +220,12 @@ def by_depth(ax: Axes, t: ArrayLike, rows: Mapping[int, ArrayLike], label: str) 
     return ax
 
 
-def lines(ax: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y: str) -> Axes:
-    """Draw lines (x, y) by name; they come in pairs of one colour, solid and dashed."""
-    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
+def lines(
+    ax: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]], x: str, y: str, skip: int = 0
+) -> Axes:
+    """Draw lines (x, y) by name, in pairs of one colour, solid and dashed; `skip` first colours."""
     for i, (name, (where, values)) in enumerate(series.items()):
-        colour, style = colours[i // 2 % 4], ("-", "--")[i % 2]
+        colour, style = COLOURS[(skip + i // 2) % len(COLOURS)], ("-", "--")[i % 2]
         ax.plot(where, values, color=colour, ls=style, label=name)
     ax.set(xlabel=x, ylabel=y)
     ax.legend()
@@ -227,8 +243,7 @@ def training_axis(ax: Axes) -> Axes:
 
 def over_training(ax: Axes, series: Mapping[str, Mapping[int, Fit]], title: str = "") -> Axes:
     """Draw α with its interval against the step of training, by name."""
-    colours = (TRAINED, UNTRAINED, CONTROL, THIRD)
-    for (name, fits), colour, mark in zip(series.items(), colours, "osD^", strict=False):
+    for (name, fits), colour, mark in zip(series.items(), COLOURS, MARKS, strict=False):
         _band(ax, list(fits), list(fits.values()), colour, mark, name)
     ax.axhline(0, color=INK, lw=0.7)
     ax.axhline(1, color=REFERENCE, ls=":")
@@ -258,10 +273,9 @@ def doses(
     title: str = "",
 ) -> Axes:
     """Draw α against the size of an intervention: measured, with intervals, and laws, dashed."""
-    colours, grey = (CONTROL, TRAINED, UNTRAINED, THIRD), ("--", ":", "-.")
-    for (name, fits), colour, mark in zip(measured.items(), colours, "osD^", strict=False):
+    for (name, fits), colour, mark in zip(measured.items(), COLOURS, MARKS, strict=False):
         _band(ax, list(fits), list(fits.values()), colour, mark, name)
-    for (name, values), style in zip(laws.items(), grey, strict=False):
+    for (name, values), style in zip(laws.items(), ("--", ":", "-."), strict=False):
         ax.plot(list(values), list(values.values()), color=REFERENCE, ls=style, label=name)
     ax.axhline(0, color=INK, lw=0.7)
     ax.set(xlabel=x, ylabel="α", title=title)
@@ -279,8 +293,7 @@ def _band(
 
 def signs(ax: Axes, groups: Mapping[str, tuple[ArrayLike, Sequence[Fit]]], x: str, y: str) -> Axes:
     """Scatter fits with their intervals over what should have their sign, by name."""
-    colours = (CONTROL, TRAINED, UNTRAINED, THIRD)
-    for (name, (where, fits)), colour, mark in zip(groups.items(), colours, "osD^", strict=False):
+    for (name, (where, fits)), colour, mark in zip(groups.items(), COLOURS, MARKS, strict=False):
         alpha, low, high = np.array([(f.alpha, f.low, f.high) for f in fits]).T
         error = [alpha - low, high - alpha]
         ax.errorbar(

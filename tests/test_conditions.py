@@ -652,9 +652,9 @@ def test_windows_everywhere_end_the_distance_where_the_verdict_says() -> None:
     assert verdict.status == "holds"
     assert verdict.why.endswith("a window of keys in every block")
     assert verdict.follows == f"no distance at all beyond t = {end}"
-    distance, _ = measured("mistral", 0, 1.0, None)
+    distance, rounding = measured("mistral", 0, 1.0, None)
     last = distance.isel(layer=-1).max(("pair", "continuation"))
-    assert int(last.t[last > 0].max()) == end
+    assert int(last.t[last > rounding].max()) == end  # equal rows of a batch may round apart
 
 
 OUTSIDE = {

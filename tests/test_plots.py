@@ -224,6 +224,30 @@ def test_lines_come_in_pairs_of_one_colour(ax):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("depth", "exponent")
 
 
+def test_skipped_colours_are_those_that_come_first(ax):
+    x = np.arange(3)
+    plots.lines(ax, {name: (x, x) for name in "abcd"}, "x", "y")
+    plots.lines(ax, {"e": (x, x), "f": (x, x)}, "x", "y", skip=1)
+    colours = [line.get_color() for line in ax.get_lines()]
+    assert colours[4] == colours[5] == colours[2] != colours[0]
+
+
+def test_one_legend_names_each_thing_of_all_panels_once():
+    plots.use()
+    figure, (left, right) = plt.subplots(1, 2)
+    x = np.arange(3)
+    plots.lines(left, {"both": (x, x), "left": (x, x)}, "x", "y")
+    plots.lines(right, {"both": (x, x), "right": (x, x)}, "x", "y")
+    plots.one_legend(figure, 3)
+    assert left.get_legend() is right.get_legend() is None
+    (below,) = figure.legends
+    assert [text.get_text() for text in below.get_texts()] == ["both", "left", "right"]
+    figure.canvas.draw()
+    box = below.get_window_extent().transformed(figure.transFigure.inverted())
+    assert box.y1 < min(ax.get_position().y0 for ax in (left, right))
+    plt.close(figure)
+
+
 def test_agreement_shows_every_draw_beside_its_prediction(ax):
     predicted = {"P = 8, few": [0.9, 0.5, 0.3], "P = 8, many": [0.7, 0.4, 0.2]}
     measured = {name: np.add(line, [[0.01], [-0.02]]) for name, line in predicted.items()}
