@@ -243,8 +243,8 @@ def test_one_legend_names_each_thing_of_all_panels_once():
     (below,) = figure.legends
     assert [text.get_text() for text in below.get_texts()] == ["both", "left", "right"]
     figure.canvas.draw()
-    box = below.get_window_extent().transformed(figure.transFigure.inverted())
-    assert box.y1 < min(ax.get_position().y0 for ax in (left, right))
+    top = below.get_window_extent().y1
+    assert top <= min(ax.get_tightbbox().y0 for ax in (left, right))
     plt.close(figure)
 
 
