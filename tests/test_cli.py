@@ -237,6 +237,26 @@ def test_a_folder_given_to_a_chapter_is_meant_from_where_the_reader_stands(tmp_p
         assert cli.given_model(unchanged) == unchanged
 
 
+def test_every_subject_given_to_a_chapter_is_meant_from_where_the_reader_stands(
+    nohair, tmp_path, monkeypatch
+):
+    from nohair.book import run
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def execute(chapter, given, **_):
+        seen.update(given)
+        return run.Outcome(chapter, tmp_path / "executed.ipynb", given, 0.0, True)
+
+    monkeypatch.setattr(run, "run", execute)
+    others = '["mine@step64", "tiny"]'
+    nohair("run", "bias", "--model", "./mine", "-p", "family=mine", "-p", f"others={others}")
+    mine = str(tmp_path / "mine")
+    assert seen == {"model": mine, "family": mine, "others": [f"{mine}@step64", "tiny"]}
+
+
 @pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["measure", "--help"]])
 def test_a_reader_who_has_left_is_not_complained_to(words, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it hides what fails at the last flush

@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+SUBJECTS = {"model", "family", "others"}  # parameters of chapters that name models
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -308,8 +309,9 @@ def run(
     wanted = chapters.listed() if chapter == "all" else [chapters.find(chapter)]
     jobs = [(one, parameters.parse(one, pairs)) for one in wanted]
     for _, given in jobs:
-        if isinstance(given.get("model"), str):
-            given["model"] = given_model(given["model"])
+        for name in SUBJECTS & given.keys():
+            value = given[name]
+            given[name] = list(map(given_model, value)) if name == "others" else given_model(value)
     outcomes = []
     for one, given in jobs:
         outcome = execute(one, given, tree=tree, timeout=timeout, force=force, progress=_cells(one))
