@@ -46,8 +46,8 @@ def one_legend(figure: Figure, ncols: int = 2) -> None:
     for ax in figure.axes:
         handles, names = ax.get_legend_handles_labels()
         named |= dict(zip(names, handles, strict=True))
-        if ax.get_legend() is not None:
-            ax.get_legend().remove()
+        if (own := ax.get_legend()) is not None:
+            own.remove()
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=ncols)
 
 

@@ -226,7 +226,7 @@ def test_lines_come_in_pairs_of_one_colour(ax):
 
 def test_skipped_colours_are_those_that_come_first(ax):
     x = np.arange(3)
-    plots.lines(ax, {name: (x, x) for name in "abcd"}, "x", "y")
+    plots.lines(ax, dict.fromkeys("abcd", (x, x)), "x", "y")
     plots.lines(ax, {"e": (x, x), "f": (x, x)}, "x", "y", skip=1)
     colours = [line.get_color() for line in ax.get_lines()]
     assert colours[4] == colours[5] == colours[2] != colours[0]
