@@ -46,6 +46,7 @@ SMALL = {
         "steps": [0, 64, 512],
         "stages": [64, 512],
         "others": ["tiny-llama@step64"],
+        "lengths": {"tiny@step512": 1024, "tiny-short@step512": 512},
         "prompt_tokens": 8,
         "horizon": 256,
         "prompts": 3,
@@ -64,7 +65,7 @@ TRACES = {
     # networks of 2, 4 and 4 blocks, P = 8 and 16: so many exponents compared
     "03_relay": ["smoke-4 config", f"{(2 + 4 + 4) * 2}", "8 and 16"],
     # stages, the other family and the large subject; a longer prompt; late positions
-    "04_bias": ["step 512", "tiny-llama@step64", "smoke-4", f"P = {4 * 8}", "t in [64, 256]"],
+    "04_bias": ["step 512", "tiny-llama@step64", "smoke-4", f"P = {4 * 8}", "t in [64, 128]"],
 }
 
 
