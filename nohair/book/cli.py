@@ -253,7 +253,7 @@ def train(
 
       nohair train --seed 1 --steps 512 --keep 512
 
-    nohair train --context 512 --batch 16 --steps 512 --keep 512
+      nohair train --context 512 --batch 16 --steps 512 --keep 512
 
       nohair train --family llama --steps 512 --keep 64 --keep 512
 
