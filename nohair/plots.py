@@ -235,7 +235,7 @@ def lines(
 def training_axis(ax: Axes) -> Axes:
     """Let the horizontal axis count steps of training: by doublings, with room for step 0."""
     ax.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
-    ax.xaxis.set_major_locator(SymmetricalLogLocator(base=4, linthresh=1))
+    ax.xaxis.set_major_locator(SymmetricalLogLocator(base=8, linthresh=1))
     ax.xaxis.set_major_formatter("{x:.0f}")
     ax.set(xlabel="step of training", xlim=(-0.2, None))
     return ax

@@ -317,7 +317,7 @@ def test_the_axis_of_training_doubles_and_has_room_for_step_0(ax):
     assert plots.training_axis(ax) is ax
     ax.figure.canvas.draw()
     assert [label.get_text() for label in ax.get_xticklabels()] == [
-        "0", "1", "4", "16", "64", "256", "1024"
+        "0", "1", "8", "64", "512"
     ]  # fmt: skip
     left, right = ax.get_xlim()
     assert left < 0
