@@ -138,3 +138,14 @@ def test_sources_are_thin_and_clean():
                 assert cell.execution_count is None
                 assert len(cell.source.splitlines()) <= 15, cell.source
                 assert not re.search(r"^\s*(def|class) |register_\w*hook|lambda", cell.source, re.M)
+
+
+def test_no_two_figures_of_the_book_have_the_same_name():
+    names = [
+        cell.metadata["mystnb"]["figure"]["name"]
+        for chapter in chapters.listed()
+        for cell in nbformat.read(chapter.source, as_version=4).cells
+        if "figure" in cell.metadata.get("mystnb", {})
+    ]
+    assert len(names) > 20
+    assert sorted(set(names)) == sorted(names)
