@@ -252,8 +252,10 @@ def test_every_subject_given_to_a_chapter_is_meant_from_where_the_reader_stands(
 
     monkeypatch.setattr(run, "run", execute)
     others = '["mine@step64", "tiny"]'
-    nohair("run", "bias", "--model", "./mine", "-p", "family=mine", "-p", f"others={others}")
+    named = ["-p", "family=mine", "-p", f"others={others}", "-p", 'lengths={"mine@step64": 64}']
+    nohair("run", "bias", "--model", "./mine", *named)
     mine = str(tmp_path / "mine")
+    assert seen.pop("lengths") == {f"{mine}@step64": 64}
     assert seen == {"model": mine, "family": mine, "others": [f"{mine}@step64", "tiny"]}
 
 

@@ -342,6 +342,8 @@ def test_a_step_is_a_subject_with_the_tokenizer_of_its_run(straight: Path) -> No
         ({"batch": 0}, "batch = 0"),
         ({"warmup": 0}, "warmup = 0"),
         ({"context": 1}, "context = 1"),
+        ({"rate": float("nan")}, "rate = nan"),
+        ({"rate": 0.0}, "rate = 0.0"),
         ({"context": 2049}, "2 to 2048"),
         (
             {"steps": 8, "kept": [4, 3]},

@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-SUBJECTS = {"model", "family", "others"}  # parameters of chapters that name models
+SUBJECTS = {"model", "family", "others", "lengths"}  # parameters of chapters that name models
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -253,7 +253,7 @@ def train(
 
       nohair train --seed 1 --steps 512 --keep 512
 
-      nohair train --context 512 --batch 16 --steps 512 --keep 512
+      nohair train --context 512 --batch 16 --steps 512 --keep 512 --out _build/train/short
 
       nohair train --family llama --steps 512 --keep 64 --keep 512
 
@@ -312,8 +312,7 @@ def run(
     jobs = [(one, parameters.parse(one, pairs)) for one in wanted]
     for _, given in jobs:
         for name in SUBJECTS & given.keys():
-            value = given[name]
-            given[name] = list(map(given_model, value)) if name == "others" else given_model(value)
+            given[name] = _from_here(given[name])
     outcomes = []
     for one, given in jobs:
         outcome = execute(one, given, tree=tree, timeout=timeout, force=force, progress=_cells(one))
@@ -331,6 +330,15 @@ def run(
             print(f"{one.name}: {how} in {outcome.seconds:.0f} s -> {outcome.notebook}")
     if as_json:
         print(json.dumps(outcomes))
+
+
+def _from_here(models: Any) -> Any:
+    """Make absolute every folder that a parameter names: one, several, or the keys of a table."""
+    if isinstance(models, dict):
+        return {given_model(name): value for name, value in models.items()}
+    if isinstance(models, list):
+        return [given_model(name) for name in models]
+    return given_model(models)
 
 
 def _cells(chapter: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from math import cos, pi
+from math import cos, inf, pi
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class Recipe:
         for name in ("steps", "batch", "warmup"):
             if (value := getattr(self, name)) < 1:
                 raise Refused(f"{name} = {value}: ask for at least 1")
+        if not 0 < self.rate < inf:
+            raise Refused(f"rate = {self.rate}: give a learning rate above 0, such as 0.003")
         if not 2 <= self.context <= POSITIONS:
             raise Refused(f"context = {self.context}: give 2 to {POSITIONS} tokens")
         if wrong := [step for step in self.kept or () if step not in self.checkpoints]:
